@@ -27,7 +27,7 @@ _LAYERS = (
   ('models.masks', 'models.rotary', 'models.tensors'),
   ('models.delta_rule',),
   ('models.packed',),
-  ('models.int8', 'models.int8_blocks'),
+  ('models.int8',),
   ('models.matrices',),
   ('models.layers', 'models.cache', 'models.gated_delta', 'models.network'),
   ('models.attention', 'models.experts', 'models.layer_embedding'),

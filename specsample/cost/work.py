@@ -103,11 +103,6 @@ class Decoder:
     vectors = 2 * self.num_layers * self.num_kv_heads * num_tokens
     return vectors * self.head_dim * self.cache_bytes
 
-  def held_bytes(self, *, batch: int, context: int, devices: int = 1) -> float:
-    """Returns the bytes of weights and caches on one device."""
-    weights = self.num_weights() * self.weight_bytes / devices
-    return weights + self._own_cache(batch * context, devices)
-
   def work(
     self, num_tokens: int, *, batch: int = 1, context: int = 0, devices: int = 1
   ) -> Work:

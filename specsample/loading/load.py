@@ -23,7 +23,6 @@ from specsample.models import fingerprint as fingerprint_lib
 from specsample.models import gguf
 from specsample.models import huggingface
 from specsample.models import int8
-from specsample.models import int8_blocks
 from specsample.models import packed
 from specsample.models import shadow as shadow_lib
 from specsample.models import tensors
@@ -81,7 +80,7 @@ class Loaded:
 def load(
   name_or_path: str | os.PathLike[str],
   dtype: DTypeLike = 'float32',
-  weights: Literal['int8', 'q8_0'] | None = None,
+  weights: Literal['int8'] | None = None,
   chat_variables: Mapping[str, Any] | None = None,
   with_tokenizer: bool = True,
 ) -> Loaded:
@@ -102,13 +101,9 @@ def load(
       were published in bfloat16 as such: see `weights`.
     weights: 'int8' for matrices of integers with a scale for each output
       (`models.int8`): a quarter of the bytes of float32, and no longer exactly
-      the model. 'q8_0' for a GGUF file's matrices in Q8_0 as they are stored
-      (`models.int8_blocks`): 1.06 bytes per weight, and exactly the model. The
-      other matrices are as with None. On a CPU decoding takes about as long as
-      with float32; on accelerators it was not measured, and each product there
-      dequantises its matrix. Neither works on a mesh. None for `dtype`; on a
-      CPU without a mesh, float32 matrices are then packed (`models.packed`),
-      and stored in bfloat16 where that holds them exactly.
+      the model; not on a mesh. None for `dtype`; on a CPU without a mesh,
+      float32 matrices are then packed (`models.packed`), and stored in bfloat16
+      where that holds them exactly.
     chat_variables: variables of the chat template, for every chat:
       {'enable_thinking': False} for Qwen3, {'reasoning_effort': 'high'} for
       gpt-oss.
@@ -117,16 +112,13 @@ def load(
 
   Raises:
     ValueError: there is no such model, it is damaged or of another
-      architecture, it is a pickle, which could run code, or `weights` is 'q8_0'
-      for anything but a GGUF file with such matrices, or on a mesh.
+      architecture, or it is a pickle, which could run code.
   """
   dtype = config_lib.dtype_name(dtype)
-  int8.check(weights, ('int8', 'q8_0'))
+  int8.check(weights)
   variables = chat.checked(chat_variables)
   name = files.name_of(name_or_path)
-  if weights == 'q8_0':
-    loaded = _load_q8_0(name, dtype, with_tokenizer)
-  elif weights == 'int8':
+  if weights == 'int8':
     loaded = _load_int8(name, dtype, with_tokenizer)
   else:
     loaded = _load(name, dtype, packed.as_is_fast_here, with_tokenizer)
@@ -163,19 +155,6 @@ def _load_int8(name, dtype, with_tokenizer):
   return dataclasses.replace(loaded, exact_fingerprint=of_exact)
 
 
-def _load_q8_0(name, dtype, with_tokenizer):
-  int8_blocks.refuse_mesh()
-  path = find(name)
-  if path is None or path.suffix != '.gguf':
-    raise ValueError(
-      f"weights is 'q8_0', but there is no GGUF file {name}: give the path of "
-      "one, or weights='int8' or None"
-    )
-  return _load_file(
-    *(path, dtype, packed.as_is_fast_here, with_tokenizer), keeps_q8_0=True
-  )
-
-
 def find(name: str) -> epath.Path | None:
   """Returns the path of a model for `load`, None if it may be on the hub.
 
@@ -195,7 +174,7 @@ def find(name: str) -> epath.Path | None:
   return None
 
 
-def _load_file(path, dtype, convert, with_tokenizer, keeps_q8_0=False):
+def _load_file(path, dtype, convert, with_tokenizer):
   if path.suffix in huggingface.PICKLE_SUFFIXES:
     raise ValueError(huggingface.pickle_message(path))
   if path.suffix != '.gguf':
@@ -209,7 +188,7 @@ def _load_file(path, dtype, convert, with_tokenizer, keeps_q8_0=False):
       'it to one, or load a folder with safetensors'
     )
   build = tokenizer_files.from_gguf if with_tokenizer else lambda _: None
-  model, params, tokenizer = gguf.load(path, dtype, convert, keeps_q8_0, build)
+  model, params, tokenizer = gguf.load(path, dtype, convert, build)
   return Loaded(model, params, tokenizer)
 
 

@@ -9,7 +9,6 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from specsample import sharding
-from specsample.models import int8_blocks
 from specsample.models import matrices
 from specsample.models import packed
 from specsample.types import Params
@@ -23,10 +22,7 @@ def compute(params: Params) -> str:
   They are a hash of each parameter's name, shape and first value, which is
   rounded to bfloat16. They are the same for both dtypes and on every mesh.
   """
-  leaves = jax.tree_util.tree_leaves_with_path(
-    params,
-    is_leaf=lambda x: isinstance(x, packed.Packed | int8_blocks.Int8Blocks),
-  )
+  leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=packed.is_packed)
   return of_first({name(path, leaf): first(leaf) for path, leaf in leaves})
 
 
@@ -48,8 +44,6 @@ def name(path: tuple[Any, ...], leaf: matrices.Matrix) -> str:
 
 def first(leaf: matrices.Matrix) -> float:
   """Returns the value at index 0, or NaN if another host has it."""
-  if isinstance(leaf, int8_blocks.Int8Blocks):
-    return first(leaf.values) * first(leaf.scale)
   if isinstance(leaf, packed.Packed):
     leaf = leaf.values
   with sharding.no_mesh():

@@ -6,13 +6,11 @@ import os
 import re
 from typing import Any
 
-import jax
 import numpy as np
 
 from specsample.models import config as config_lib
 from specsample.models import gemma
 from specsample.models import gguf_file
-from specsample.models import int8_blocks
 from specsample.models import rotary
 from specsample.models import tensors
 from specsample.models import transformer
@@ -48,7 +46,6 @@ def load(
   path: str | os.PathLike[str],
   dtype: str,
   convert: tensors.Convert,
-  keeps_q8_0: bool = False,
   prepare: Callable[[Mapping[str, Any]], Any] = lambda metadata: metadata,
 ) -> tuple[transformer.Transformer, Params, Any]:
   """Returns the model, its parameters dequantised to `dtype`, and `prepare`'s.
@@ -57,46 +54,23 @@ def load(
   weight is read, so that what it refuses costs little.
 
   On a mesh each process dequantises whole tensors and keeps its parts. See
-  `tensors.fill` for `convert`. With `keeps_q8_0`, matrices stored as Q8_0
-  become `int8_blocks.Int8Blocks`.
+  `tensors.fill` for `convert`.
 
   Raises:
-    ValueError: the file is damaged, holds no model of a known family, or has no
-      matrices to be kept.
+    ValueError: the file is damaged, or holds no model of a known family.
   """
   dtype = config_lib.dtype_name(dtype)
   with gguf_file.Reader(path) as reader:
     architecture, model = model_of(reader, dtype)
     prepared = prepare(reader.metadata)
     rearranged = functools.partial(_rearranged, architecture, model)
-    in_q8_0 = _in_q8_0(reader) if keeps_q8_0 else []
-
-    def kept(name):
-      values, scale = (rearranged(name, x) for x in reader.read_q8_0(name))
-      return jax.device_put(int8_blocks.Int8Blocks(values=values, scale=scale))
-
     file = tensors.TensorFile(
       origin=str(path),
       shapes=reader.shapes,
       open=lambda name: rearranged(name, reader.read(name)),
-      kept=lambda name: kept(name) if name in in_q8_0 else None,
     )
     params = tensors.fill(model, file, _NAMES, {_ROPE_FACTORS}, convert)
     return model, params, prepared
-
-
-def _in_q8_0(reader):
-  """Returns the names of the matrices in Q8_0; ValueError if there are none."""
-  kind = lambda name: reader.stored[name][0]
-  matrices = [name for name, shape in reader.shapes.items() if len(shape) == 2]
-  found = [name for name in matrices if kind(name) == 'Q8_0']
-  if not found:
-    raise ValueError(
-      f"{reader.path}: weights is 'q8_0', but the matrices are stored as "
-      f'{", ".join(sorted(set(map(kind, matrices))))}: load it with '
-      "weights='int8' or None"
-    )
-  return found
 
 
 def compare(

@@ -79,16 +79,6 @@ class Reader:
         'which the package gguf does not decode: use another quantisation'
       ) from error
 
-  def read_q8_0(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the integers and the scales of a tensor [..., D] in Q8_0.
-
-    They are [..., D] int8 and [..., D / 32] float16.
-    """
-    tensor = self._tensors[name]
-    block = np.dtype([('scale', '<f2'), ('values', 'i1', 32)])
-    blocks = self._read_bytes(tensor).view(block)
-    return blocks['values'].reshape(tensor.shape), blocks['scale']
-
   def _read_bytes(self, tensor):
     stored = np.empty(tensor.stored_shape, np.uint8)
     self._file.seek(tensor.offset)

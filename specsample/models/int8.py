@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample import types
-from specsample.models import int8_blocks
 from specsample.models import packed
 from specsample.models import tensors
 from specsample.types import Array, Params
@@ -188,18 +187,15 @@ def weights(params: Params) -> Params:
   return _map(lambda leaf: quantise(leaf, axis=_IN), params, params)
 
 
-def check(weights: str | None, known: tuple[str, ...] = ('int8',)) -> None:
-  """Raises ValueError unless `weights` is one of the known names or None."""
-  if weights not in (None, *known):
-    raise ValueError(
-      f'weights is {weights!r}: give {" or ".join(map(repr, known))}, or None '
-      'for dtype'
-    )
+def check(weights: str | None) -> None:
+  """Raises ValueError unless `weights` is 'int8' or None."""
+  if weights not in (None, 'int8'):
+    raise ValueError(f"weights is {weights!r}: give 'int8', or None for dtype")
 
 
 def names(params: Params) -> list[str]:
   """Returns the names, as by `tensors.key`, of the int8 parameters."""
-  is_int8 = lambda x: isinstance(x, Int8 | int8_blocks.Int8Blocks)
+  is_int8 = lambda x: isinstance(x, Int8)
   leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_int8)
   return [tensors.key(path) for path, leaf in leaves if is_int8(leaf)]
 

@@ -1,7 +1,7 @@
 """Weight matrices [in, out] in each form in which they are stored.
 
-A matrix is an array, integers with a scale for each output or for each block,
-or an array packed for a CPU.
+A matrix is an array, integers with a scale for each output, or an array packed
+for a CPU.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,10 @@ import jax.numpy as jnp
 from specsample import indexing
 from specsample import sharding
 from specsample.models import int8
-from specsample.models import int8_blocks
 from specsample.models import packed
 from specsample.types import Array
 
-_Stored = int8.Int8 | int8_blocks.Int8Blocks | packed.Packed
+_Stored = int8.Int8 | packed.Packed
 Matrix = Array | _Stored
 
 
@@ -33,8 +32,6 @@ def dense(x: Matrix, dtype: Any) -> Array:
   """Returns the array [in, out] in the given dtype."""
   if isinstance(x, int8.Int8):
     return int8.dense(x, dtype)
-  if isinstance(x, int8_blocks.Int8Blocks):
-    return int8_blocks.dense(x, dtype)
   values = packed.dense(x) if isinstance(x, packed.Packed) else x
   return values.astype(dtype)
 
@@ -44,7 +41,7 @@ def product(x: Array, kernel: Matrix, axes: Any, dtype: Any) -> Array:
 
   Args:
     x: the rows; the product is computed in their dtype.
-    kernel: an array, int8 with a scale [1, F] or in blocks, or packed.
+    kernel: an array, int8 with a scale [1, F], or packed.
     axes: the `sharding.Axes` of the result.
     dtype: the dtype of the result.
   """
@@ -69,8 +66,6 @@ def products(
 def _product(x, kernel, axes, dtype):
   if isinstance(kernel, int8.Int8):
     return int8.product(x, kernel, axes, dtype)
-  if isinstance(kernel, int8_blocks.Int8Blocks):
-    return int8_blocks.product(x, kernel, dtype)
   if isinstance(kernel, packed.Packed):
     return packed.products(x, [kernel])[0].astype(dtype)
   return sharding.einsum(
@@ -108,8 +103,6 @@ def lookup(
   """Looks up columns [..., D] of table [D, V]; `Int8` has a scale [1, V]."""
   if isinstance(table, packed.Packed):
     return packed.lookup(table, ids).astype(dtype)
-  if isinstance(table, int8_blocks.Int8Blocks):
-    return int8_blocks.lookup(table, ids, dtype)
   if not isinstance(table, int8.Int8):
     return indexing.lookup(table, ids, vocab)
   found = indexing.lookup(table.values, ids, vocab).astype(jnp.float32)

@@ -20,7 +20,6 @@ from specsample import indexing
 from specsample import sharding
 from specsample import types
 from specsample.models import int8
-from specsample.models import int8_blocks
 from specsample.models import matrices
 from specsample.types import Array
 
@@ -46,9 +45,9 @@ def of_matrix(kernel: matrices.Matrix, vocab: sharding.Axis) -> Shadow:
   """Returns the shadow of an unembedding [D, V], divided along `vocab`.
 
   Raises:
-    ValueError: the matrix is stored as int8 already, in either form.
+    ValueError: the matrix is stored as int8 already.
   """
-  if isinstance(kernel, int8.Int8 | int8_blocks.Int8Blocks):
+  if isinstance(kernel, int8.Int8):
     raise ValueError(
       'the unembedding is stored as int8, so a shadow would save '
       'nothing: load the target with weights=None'

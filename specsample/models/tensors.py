@@ -62,8 +62,6 @@ class TensorFile:
   origin: str  # the file or folder, for messages
   shapes: dict[str, tuple[int, ...]]
   open: Callable[[str], Tensor]
-  # Returns a parameter in the file's own form if that is to be kept, else None.
-  kept: Callable[[str], Any] = lambda name: None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,10 +158,7 @@ def fill(
   for i in sorted(range(len(sources)), key=by_size):
     place = _on_host if jax.sharding.get_mesh().empty else _on_mesh
     path, leaf = expected[i]
-    leaves[i] = tensors.kept(sources[i])
-    if leaves[i] is None:
-      read = place(tensors, sources[i], leaf, axes[i])
-      leaves[i] = convert(model, path, read)
+    leaves[i] = convert(model, path, place(tensors, sources[i], leaf, axes[i]))
   return jax.tree_util.tree_unflatten(treedef, leaves)
 
 

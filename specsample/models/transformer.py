@@ -79,7 +79,7 @@ class Transformer:
     has_int8_cache: whether keys and values are stored as 8-bit integers, with a
       scale for each vector.
     dtype: that of the parameters and of the computation. The parameters may
-      also be the result of `int8.weights`, or have `int8_blocks`.
+      also be the result of `int8.weights`.
   """
 
   vocab_size: int

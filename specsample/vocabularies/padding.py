@@ -16,7 +16,6 @@ from specsample import sharding
 from specsample import text
 from specsample.loading import load
 from specsample.models import int8
-from specsample.models import int8_blocks
 from specsample.models import packed
 from specsample.models import transformer
 from specsample.types import Params
@@ -107,8 +106,6 @@ def _resized(params: Params, model: transformer.Transformer) -> Params:
     matrix, own = params[name], axes[name]
     if packed.is_packed(matrix):
       return packed.pack(resize(packed.dense(matrix)))
-    if isinstance(matrix, int8_blocks.Int8Blocks):
-      return jax.tree.map(lambda x: resize(x.T).T, matrix)
     resized = jax.tree.map(resize, matrix)
     return sharding.place(
       resized, int8.of_kernel(*own) if is_int8(matrix) else own

@@ -122,10 +122,3 @@ def test_what_binds_a_pass_changes_with_its_tokens():
   assert bound(310) == 'products'
   slow = dataclasses.replace(chip, link_bandwidth=1e9)
   assert _LLAMA_70B.work(64, devices=8).bound(slow) == 'links'
-
-
-def test_all_weights_and_caches_have_to_be_held():
-  weights = 2 * (_LLAMA_70B.read_weights(1) + 128256 * 8192)
-  held = _LLAMA_70B.held_bytes(batch=4, context=500, devices=4)
-  cache = _LLAMA_70B.context_bytes(2000)
-  assert held == pytest.approx((weights + cache) / 4)

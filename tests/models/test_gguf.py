@@ -11,11 +11,8 @@ import pytest
 import specsample
 from specsample.loading import load
 from specsample.models import gguf_file
-from specsample.models import int8_blocks
-from specsample.models import matrices
 from specsample.models import packed
 from specsample.models import rotary
-from specsample.models import tensors as tensors_lib
 
 _KINDS = gguf.GGMLQuantizationType
 
@@ -101,75 +98,6 @@ def test_tensors_are_dequantised(tiny_llama, parts, write_gguf, tmp_path, kind):
   rounded = gguf.dequantize(gguf.quantize(original, kind), kind)
   assert np.abs(rounded - original).max() > 1e-5
   np.testing.assert_array_equal(down, rounded.T.astype(jnp.bfloat16))
-
-
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_matrices_in_q8_0_are_kept_where_asked(
-  parts, write_gguf, tmp_path, dtype
-):
-  path = tmp_path / 'model.gguf'
-  names = ['token_embd', 'blk.0.attn_q', 'blk.1.ffn_down']
-  kinds = dict.fromkeys((f'{name}.weight' for name in names), _KINDS.Q8_0)
-  write_gguf(path, *parts, kinds | {'output.weight': _KINDS.Q4_1})
-  kept = specsample.load(path, dtype, weights='q8_0')
-  plain = specsample.load(path, dtype)
-  assert kept.model == plain.model
-  assert kept.fingerprint == plain.fingerprint
-  found = jax.tree_util.tree_leaves_with_path(kept.params, is_leaf=_is_kept)
-  assert [tensors_lib.key(path) for path, leaf in found if _is_kept(leaf)] == [
-    'embedding',
-    'layers.0.attention.query.kernel',
-    'layers.1.mlp.down.kernel',
-  ]
-  _assert_equal(
-    jax.tree.map(
-      lambda x: matrices.dense(x, dtype) if _is_kept(x) else x,
-      packed.plain(kept.params),
-      is_leaf=_is_kept,
-    ),
-    packed.plain(plain.params),
-  )
-  decoded = [
-    specsample.generate(
-      {'target': loaded.params},
-      *(np.asarray([[3, 5, 9]]), np.asarray([3]), jax.random.key(0)),
-      model=loaded.model,
-      drafter=specsample.drafters.NoDraft(),
-      verify=specsample.verify.chain,
-      sampling=specsample.Sampling(),
-      max_new_tokens=12,
-      stop=specsample.Stop(),
-    ).tokens
-    for loaded in (kept, plain)
-  ]
-  np.testing.assert_array_equal(*decoded)
-
-
-def _is_kept(leaf):
-  return isinstance(leaf, int8_blocks.Int8Blocks)
-
-
-def test_there_must_be_q8_0_to_keep(parts, write_gguf, tmp_path):
-  path = tmp_path / 'model.gguf'
-  write_gguf(path, *parts, {'output.weight': _KINDS.Q4_1})
-  message = r"model\.gguf: weights is 'q8_0', .* stored as F32, Q4_1: .*'int8'"
-  with pytest.raises(ValueError, match=message):
-    specsample.load(path, weights='q8_0')
-  for name in (tmp_path, tmp_path / 'other.gguf', 'organisation/name'):
-    with pytest.raises(ValueError, match=f"'q8_0'.* no GGUF file {name}: .*"):
-      specsample.load(name, weights='q8_0')
-
-
-def test_the_real_embedding_is_kept(smollm2):
-  kept = specsample.load('smollm2-135m-instruct', weights='q8_0')
-  size = sum(x.nbytes for x in jax.tree.leaves(kept.params['embedding']))
-  assert size == 30_081_024
-  hidden = jax.random.normal(jax.random.key(0), (2, smollm2.model.dim))
-  found, expected = (
-    loaded.model.unembed(loaded.params, hidden) for loaded in (kept, smollm2)
-  )
-  assert expected.std() > 1
-  np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_a_file_without_unembedding_is_tied(parts, write_gguf, tmp_path):

@@ -5,7 +5,6 @@ import functools
 import warnings
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
@@ -14,7 +13,6 @@ import specsample
 from specsample import testing
 from specsample import text
 from specsample.models import int8
-from specsample.models import int8_blocks
 from specsample.models import packed
 
 _SIZE = 24  # of the target's vocabulary
@@ -38,15 +36,6 @@ def _loaded(vocab_size, seed=0, names=_NAMES, **changes):
   return specsample.Loaded(model, params, tokenizer)
 
 
-def _in_blocks(matrix):
-  """Returns a matrix [in, out] rounded to thirtieths, in blocks of 2 inputs."""
-  num_in, num_out = matrix.shape
-  return int8_blocks.Int8Blocks(
-    values=jnp.round(30 * matrix.T).astype(jnp.int8),
-    scale=jnp.full((num_out, num_in // 2), 1 / 30, jnp.float16),
-  )
-
-
 _TOKENS = np.arange(8, 18).reshape(2, 5)
 
 
@@ -55,7 +44,7 @@ def _logits(loaded, tokens):
   return loaded.model.apply(loaded.params, tokens, cache)[0].logits
 
 
-@pytest.mark.parametrize('form', ['array', 'int8', 'int8_blocks', 'packed'])
+@pytest.mark.parametrize('form', ['array', 'int8', 'packed'])
 @pytest.mark.parametrize('tie_embeddings', [False, True])
 @pytest.mark.parametrize('size', [20, 32])
 def test_its_logits_are_those_of_the_tokens_that_both_have(
@@ -64,13 +53,6 @@ def test_its_logits_are_those_of_the_tokens_that_both_have(
   draft = _loaded(size, tie_embeddings=tie_embeddings)
   if form == 'int8':
     draft = dataclasses.replace(draft, params=int8.weights(draft.params))
-  elif form == 'int8_blocks':
-    draft = dataclasses.replace(
-      draft,
-      params=jax.tree.map(
-        lambda x: _in_blocks(x) if x.ndim == 2 else x, draft.params
-      ),
-    )
   elif form == 'packed':
     draft = dataclasses.replace(
       draft,

@@ -23,7 +23,7 @@ def load(
 ) -> tuple[drafters.PARD, Params] | None:
   """Loads a drafter and its parameters; returns None if it is not PARD's.
 
-  As with `load`, its matrices may be stored transposed on a CPU.
+  As with `load`, its matrices may be packed on a CPU.
 
   Args:
     folder: holds config.json and safetensors.
