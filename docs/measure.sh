@@ -65,9 +65,9 @@ first=$(bind 'Evaluation.max_turns = 1')
 # Most prompts share one program: compiling takes a quarter of the time.
 wide=$(bind 'Evaluation.least_width = 256')
 # docs/results.md: first turns of the questions
-evaluate questions_auto spec_bench --gin_file=configs/tasks/spec_bench.gin \
-  --gin_file=configs/drafters/auto.gin "$(bind "spec_bench.path = '$questions'")" \
-  "$(bind 'methods.auto.target = %TARGET')" "$first" "$wide" \
+evaluate questions_auto spec_bench --gin_file=configs/tasks.gin \
+  "$(bind 'Evaluation.task = @spec_bench()')" \
+  "$(bind "spec_bench.path = '$questions'")" "$first" "$wide" \
   "$(bind 'Evaluation.repeats = 0')" \
   "$(bind "eagle3tree/methods.auto.drafter = 'smollm2-135m-instruct/eagle3'")" \
   "$(bind "Evaluation.methods = {

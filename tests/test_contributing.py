@@ -2,6 +2,7 @@
 
 import inspect
 import pathlib
+import re
 
 import pytest
 
@@ -16,12 +17,14 @@ _TRAINED = [
   for name in drafters.__all__
   if issubclass(getattr(drafters, name), trainable.Trainable)
 ]
-_SHORT = {'DraftModel': 'draft', 'NoDraft': 'none'}
+_SHORT = {'DraftModel': 'draft', 'NoDraft': 'autoregressive'}
 # They draft with another drafter, with any model, or what the host gives them.
 _NO_GIN_FILE = (
   *('Adaptive', 'DynamicTree', 'LatticeTree', 'Recording', 'Tree'),
   *('Chain', 'Given', 'NgramTree'),
 )
+
+_GIN = 'configs/drafters.gin'
 
 
 def _text(*path):
@@ -43,7 +46,7 @@ def test_it_has_a_test_and_a_row(name):
 @pytest.mark.parametrize('name', sorted({*drafters.__all__} - {*_NO_GIN_FILE}))
 def test_it_has_a_gin_file(name):
   short = _SHORT.get(name, name.lower())
-  assert _ROOT.joinpath('configs', 'drafters', f'{short}.gin').exists()
+  assert re.search(rf'^{short}/|^methods.{short}\.', _text(_GIN), re.MULTILINE)
 
 
 def test_every_trained_drafter_is_among_the_cases():

@@ -17,7 +17,6 @@ import pytest
 # tokens (the tiny model takes 512).
 _MEDUSA = (
   '--gin_file=configs/runs/quickstart.gin '
-  '--gin_file=configs/drafters/medusa.gin '
   "--gin_bindings=Evaluation.methods = {'medusa': @medusa/trained()}"
 )
 _EVALUATE = {
@@ -125,7 +124,7 @@ _EVALUATE = {
     'Evaluation.seed is 4294967294: give an integer from 0 to 4294967293'
   ),
   '--gin_bindings=Evaluation.limit = -1': 'Evaluation.limit is -1: give at',
-  '--gin_file=configs/tasks/human_eval.gin '
+  '--gin_file=configs/tasks.gin --gin_bindings=Evaluation.task=@HumanEval() '
   '--gin_bindings=Limits.seconds = 4.5': (
     'Limits.seconds = 4.5: give a whole number, 1 or more'
   ),

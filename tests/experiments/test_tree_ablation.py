@@ -318,7 +318,6 @@ def outcomes(call, commands, tmp_path_factory):
     [
       *call,
       '--gin_file=configs/runs/tree_ablation.gin',
-      '--gin_file=configs/drafters/ngram.gin',
       f'--gin_bindings={binding}',
       f'--out={folder / str(i)}',
     ]

@@ -57,7 +57,7 @@ def test_the_best_tokens_of_dflash_are_a_chain(tmp_path):
   }
   folder = test_dflash.save(tmp_path, test_dflash.dflash_tensors(), config)
   gin.clear_config()
-  gin.parse_config_file('configs/drafters/dflash_best.gin')
+  gin.parse_config_file('configs/drafters.gin')
   gin.bind_parameter('dflash/methods.trained.name', str(folder))
   gin.bind_parameter('dflash/methods.trained.target', test_dflash.TARGET)
   with gin.config_scope('dflash_best'):

@@ -78,7 +78,7 @@ def test_gin_makes_tasks_and_nothing_is_read():
 @pytest.mark.usefixtures('clean_gin')
 def test_what_a_program_may_use_can_be_bound():
   gin.parse_config_files_and_bindings(
-    ['configs/tasks/human_eval.gin'],
+    ['configs/tasks.gin'],
     ['chosen.tasks = [@HumanEval()]', 'Limits.seconds = 10'],
   )
   (chosen_task,) = chosen()

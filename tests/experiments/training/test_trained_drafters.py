@@ -52,7 +52,6 @@ def test_methods_are_compared_by_name(save, tiny, commands, tmp_path):
   call = [
     'evaluate',
     '--gin_file=configs/runs/evaluate.gin',
-    '--gin_file=configs/drafters/medusa.gin',
     *tiny,
     *save(path, 1),
     "--gin_bindings=Evaluation.methods = {'heads': @medusa/trained()}",
