@@ -41,7 +41,9 @@ class Network(nnx.Module):
 
   def __init__(self, config, keys):
     model = dataclasses.replace(config.shape, dtype='float32')
-    norm = lambda: layers.RMSNorm(model.dim, model.norm_eps, jnp.float32)
+    norm = lambda: layers.RMSNorm(
+      model.dim, model.norm_eps, jnp.float32, is_wide=model.has_wide_norms
+    )
     num_features = len(config.feature_layers)
     self.feature_norms = feature_norms.FeatureNorms(
       num_features if config.has_feature_norms else 0, model.dim, model.norm_eps

@@ -22,14 +22,31 @@ class _Layer(nnx.Module):
 
   def __init__(self, config, keys, in_dim):
     config = dataclasses.replace(config, dtype='float32')
+    after = lambda: (
+      layers.norm_of(config, config.dim) if config.has_post_norms else None
+    )
     self.attention = attention.Attention(config, keys, in_dim)
-    self.mlp_norm = layers.RMSNorm(config.dim, config.norm_eps, jnp.float32)
+    self.attention_post_norm = after()
+    self.mlp_norm = _norm(config)
     self.mlp = layers.GatedMLP(config, keys)
+    self.mlp_post_norm = after()
 
   def __call__(self, x, read, *context):
     attended, new_keys, new_values = self.attention(read, *context)
-    x = x + attended
-    return x + self.mlp(self.mlp_norm(x)), new_keys, new_values
+    x = x + layers.normed(self.attention_post_norm, attended)
+    fed = self.mlp(self.mlp_norm(x))
+    x = x + layers.normed(self.mlp_post_norm, fed)
+    return x, new_keys, new_values
+
+
+def _norm(shape, count=1):
+  """Returns a norm of `count` joined vectors of a shape."""
+  return layers.RMSNorm(
+    count * shape.dim,
+    shape.norm_eps,
+    jnp.float32,
+    is_wide=shape.has_wide_norms,
+  )
 
 
 class _Eagle(nnx.Module):
@@ -68,21 +85,19 @@ class Eagle(feature_chain.FeatureChain):
 
 class Eagle3Network(nnx.Module):
   def __init__(self, config, keys):
-    dim, eps = config.model.dim, config.shape.norm_eps
+    dim, shape = config.model.dim, config.shape
     num_features = len(config.feature_layers)
     self.feature_norms = feature_norms.FeatureNorms(
-      num_features if config.has_feature_norms else 0, dim, eps
+      num_features if config.has_feature_norms else 0, dim, shape.norm_eps
     )
     self.joint_norm = (
-      layers.RMSNorm(num_features * dim, eps, jnp.float32)
-      if config.has_joint_norm
-      else None
+      _norm(shape, num_features) if config.has_joint_norm else None
     )
     self.project = feature_chain.Joined(num_features, dim, False, keys)
-    self.embedding_norm = layers.RMSNorm(dim, eps, jnp.float32)
-    self.feature_norm = layers.RMSNorm(dim, eps, jnp.float32)
-    self.layer = _Layer(config.shape, keys, 2 * dim)
-    self.norm = layers.RMSNorm(dim, eps, jnp.float32)
+    self.embedding_norm = _norm(shape)
+    self.feature_norm = _norm(shape)
+    self.layer = _Layer(shape, keys, 2 * dim)
+    self.norm = _norm(shape)
     self.vocabulary = vocabulary.make(config)
     self.norm_before_residual = config.norm_before_residual
     self.feeds_back_normed = config.feeds_back_normed
