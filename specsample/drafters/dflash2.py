@@ -170,9 +170,8 @@ class DFlash2(dflash.DFlash):
   @property
   def _target_softcap(self):
     """That of the unembedding that `logits` reads."""
-    if self.own_unembedding:
-      return None
-    return getattr(self.model, 'logit_softcap', None)
+    of = self.layer_config if self.own_unembedding else self.model
+    return getattr(of, 'logit_softcap', None)
 
   def capped(self, logits: Array) -> Array:
     """Returns U, given logits [..., V'] from the unembedding."""

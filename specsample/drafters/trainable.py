@@ -90,7 +90,8 @@ class Trainable(Learnable):
       tokens.
     own_unembedding: whether logits come from an unembedding [D, V'] among the
       drafter's parameters, as in published drafters, instead of the target's.
-      It is not trained here.
+      It is not trained here. Its logits are capped as the `logit_softcap` of a
+      drafter's `layer_config` says, if there is one.
   """
 
   model: Any

@@ -112,7 +112,8 @@ def make(config: Any) -> DraftVocabulary | None:
     return None
   size = config.draft_vocab_size if has_ids else config.model.vocab_size
   # A drafter's own unembedding was not made for the target's softcap.
-  softcap = None if config.own_unembedding else _softcap(config.model)
+  of_layers = getattr(config, 'layer_config', None)
+  softcap = _softcap(of_layers if config.own_unembedding else config.model)
   return DraftVocabulary(config.model.dim, size, has_ids, softcap)
 
 
