@@ -358,6 +358,50 @@ def assistant(config: config_lib.Config, dtype: str) -> transformer.Transformer:
   )
 
 
+def drafter_layers(
+  config: config_lib.Config, dtype: str, head_dim: int, num_kv_heads: int
+) -> transformer.Transformer:
+  """Returns a model whose layers are those of a drafter that DeepSpec trains.
+
+  They are Gemma 4's without a window, each with keys and values of its own,
+  whatever the target's layers share. All have the sizes that are given.
+
+  Raises:
+    ValueError: the configuration is damaged, or for another architecture.
+  """
+  for key, supported in (
+    ('hidden_size_per_layer_input', 0),
+    ('enable_moe_block', False),
+    ('use_double_wide_mlp', False),
+  ):
+    config.only(key, supported)
+  kinds = ['full_attention'] * config.layers('num_hidden_layers')
+  if config.get('layer_types', kinds) != kinds:
+    raise config.unexpected('layer_types', f'{kinds}, without a window')
+  values = {
+    **config.values,
+    'layer_types': kinds,
+    'hidden_size_per_layer_input': 0,
+    'num_kv_shared_layers': 0,
+    'use_bidirectional_attention': None,
+    'per_layer_config': None,
+    'global_head_dim': head_dim,
+    'num_global_key_value_heads': None,
+    'num_key_value_heads': num_kv_heads,
+  }
+  made = GEMMA4.model(config_lib.Config(values, config.origin), dtype)
+  return dataclasses.replace(
+    made,
+    head_dim=head_dim,
+    full_head_dim=None,
+    full_kv_heads=None,
+    sliding_window=None,
+    sliding_layers=None,
+    sliding_rope_theta=None,
+    has_layer_scalars=False,
+  )
+
+
 GEMMA4 = family.Family(
   _gemma4,
   _NAMES4,

@@ -87,6 +87,7 @@ def plan(
     size = config.size_of_one('block_size', 'dspark_block_size')
     num_draft_tokens = size if from_pending else size - 1
   ids, ignored = eagle.read_ids(source, target)
+  ignored |= layer.unit_scalars(source)
   settings: dict[str, Any] = {
     'model': target.model,
     'num_draft_tokens': num_draft_tokens,
@@ -120,8 +121,9 @@ def plan(
   made = {'mask': source_lib.embed(target, [mask_id])[0]}
   if ids is not None:
     made['vocabulary.d2t'] = ids
+  names = _NAMES | layer.names('layers.{}.', 'layers.{}.', layer_config)
   return source_lib.Plan(
-    drafter=drafter, source=source, names=_NAMES, made=made, ignored=ignored
+    drafter=drafter, source=source, names=names, made=made, ignored=ignored
   )
 
 

@@ -59,12 +59,12 @@ def plan_eagle(
     bias=f'{project}.bias' in source.tensors,
     layer_config=_one_layer(source, target, prefix),
   )
-  names = _names(prefix) | {
+  names = _names(prefix, drafter.layer_config) | {
     'project.linear.kernel': f'{project}.weight',
     'project.linear.bias': f'{project}.bias',
   }
   ignored = source_lib.check_embedding(source, 'embed_tokens.weight', target)
-  ignored |= _not_read(drafter, prefix)
+  ignored |= _not_read(source, drafter, prefix)
   return source_lib.Plan(
     drafter=drafter, source=source, names=names, ignored=ignored
   )
@@ -101,9 +101,11 @@ def plan_eagle3(
     feeds_back_normed=_feeds_back_normed(config),
     layer_config=_one_layer(source, target, prefix),
   )
-  names = _names_of_eagle3(prefix, len(drafter.feature_layers))
+  names = _names_of_eagle3(
+    prefix, len(drafter.feature_layers), drafter.layer_config
+  )
   ignored |= source_lib.check_embedding(source, 'embed_tokens.weight', target)
-  ignored |= _not_read(drafter, prefix)
+  ignored |= _not_read(source, drafter, prefix)
   made = {} if ids is None else {'vocabulary.d2t': ids}
   return source_lib.Plan(
     drafter=drafter, source=source, names=names, made=made, ignored=ignored
@@ -143,11 +145,11 @@ def plan_p_eagle(
     num_layers=made.num_layers,
     layer_config=made,
   )
-  names = _names_of_eagle3(prefix, len(drafter.feature_layers))
+  names = _names_of_eagle3(prefix, len(drafter.feature_layers), made)
   names['embedding'] = _EMBEDDING
   for i in range(1, made.num_layers):
-    names |= layer.names(f'layers.{i - 1}.', f'layers.{i}.')
-  ignored |= _not_read(drafter, prefix) | {'mask_hidden'}
+    names |= layer.names(f'layers.{i - 1}.', f'layers.{i}.', made)
+  ignored |= _not_read(source, drafter, prefix) | {'mask_hidden'}
   values = {'mask_hidden': mask}
   if ids is not None:
     values['vocabulary.d2t'] = ids
@@ -359,20 +361,20 @@ def _feature_layers(source, target):
   return ids
 
 
-def _not_read(drafter, prefix):
+def _not_read(source, drafter, prefix):
   """Returns tensors that may exist, but are computed or the target's own."""
-  names = {prefix + layer.FREQUENCIES}
+  names = {prefix + layer.FREQUENCIES} | layer.unit_scalars(source)
   return names if drafter.own_unembedding else names | {source_lib.UNEMBEDDING}
 
 
-def _names(prefix):
-  return layer.names('layer.', prefix) | {
+def _names(prefix, like=None):
+  return layer.names('layer.', prefix, like) | {
     'vocabulary.unembedding': source_lib.UNEMBEDDING
   }
 
 
-def _names_of_eagle3(prefix, num_features):
-  return _names(prefix) | {
+def _names_of_eagle3(prefix, num_features, like=None):
+  return _names(prefix, like) | {
     'joint_norm.scale': 'input_norm.weight',
     'project.linear.kernel': 'fc.weight',
     'embedding_norm.scale': f'{prefix}input_layernorm.weight',

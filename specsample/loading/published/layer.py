@@ -3,10 +3,13 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from specsample.loading import load
 from specsample.loading.published import source as source_lib
 from specsample.loading.published import writing
 from specsample.models import config as config_lib
+from specsample.models import gemma
 from specsample.models import llama
 from specsample.models import qwen
 from specsample.models import transformer
@@ -25,16 +28,61 @@ _ONLY = {
   'logit_scale': 1,
 }
 _LARGEST_WINDOW = 2**31 - 1  # that of positions
+_GEMMA4 = ('gemma4_text', 'gemma4_unified_text')
+_POST_NORM = 'post_feedforward_layernorm.weight'
+# Tensors of layers that are not supported in drafters, and what they are.
+_OTHERS = {
+  _POST_NORM: "norms after attention and feed-forward, as Gemma 2's and 3's",
+  'self_attn.sinks': "attention sinks, as gpt-oss's",
+  'self_attn.kv_a_proj_with_mqa.weight': "latent attention, as DeepSeek's",
+  'mlp.gate.weight': 'a mixture of experts',
+  'mlp.router.weight': 'a mixture of experts',
+  'block_sparse_moe.gate.weight': 'a mixture of experts',
+  'linear_attn.A_log': "a recurrence, as Qwen3.5's",
+}
+_SCALAR = '.layer_scalar'
 
 
-def names(ours: str, theirs: str) -> dict[str, str]:
-  """Maps a layer's parameter names to tensor names, given both prefixes."""
+def names(
+  ours: str, theirs: str, like: transformer.Transformer | None = None
+) -> dict[str, str]:
+  """Maps a layer's parameter names to tensor names, given both prefixes.
+
+  Args:
+    ours: begins the names of the parameters.
+    theirs: begins the names of the tensors.
+    like: what `config_of` has returned; Llama's layers if None.
+  """
+  is_gemma = like is not None and like.has_post_norms
+  of_family = dict(gemma.GEMMA4.names if is_gemma else llama.NAMES)
+  part = 'layers.{}.attention.'
+  if like is not None and like.values_are_keys:
+    of_family[part + 'value.kernel'] = of_family[part + 'key.kernel']
   return {
     ours + name.removeprefix('layers.{}.'): theirs
     + tensor.removeprefix('model.layers.{}.')
-    for name, tensor in llama.NAMES.items()
+    for name, tensor in of_family.items()
     if name.startswith('layers.')
   }
+
+
+def unit_scalars(source: source_lib.Source) -> set[str]:
+  """Returns the names of factors of layers' outputs, which are all 1.
+
+  DeepSpec stores what Gemma 4's layers have, and does not train it.
+
+  Raises:
+    ValueError: a factor is another number.
+  """
+  found = {name for name in source.tensors if name.endswith(_SCALAR)}
+  for name in sorted(found):
+    value = source.read(name)
+    if not np.all(value == 1):
+      raise ValueError(
+        f'{source.folder}: tensor {name} is {value.tolist()}, but in drafters '
+        'only [1.0] is supported: give a drafter whose layers are not scaled'
+      )
+  return found
 
 
 def config_of(
@@ -54,9 +102,15 @@ def config_of(
     target: the model whose hidden states they read.
     layer: the prefix of the first layer's tensor names.
 
+  Layers with norms after attention and feed-forward are Gemma 4's, as DeepSpec
+  trains them for that family; others are Llama's or Qwen's. The `logit_softcap`
+  of Gemma 4's is that of the drafter's own unembedding.
+
   Raises:
     ValueError: the drafter is of another architecture, or damaged.
   """
+  is_gemma4 = config.get('model_type') in _GEMMA4
+  _refuse_others(source, config, layer, is_gemma4)
   of_blocks = source.config.part('dflash_config')
   for key, supported in _ONLY.items():
     for part in (config, source.config, of_blocks):
@@ -70,6 +124,10 @@ def config_of(
     'num_hidden_layers': 1,
     'max_position_embeddings': target.model.max_length,
   }
+  if is_gemma4:
+    return _gemma4(source, config, target, layer, given)
+  if config.get('hidden_act') is None:
+    config.only('hidden_activation', 'silu')
   if config.get('model_type') == 'qwen3':
     given['head_dim'] = qwen.QWEN3.defaults['head_dim']
   values = given | {x: y for x, y in config.values.items() if y is not None}
@@ -94,6 +152,49 @@ def config_of(
   )
 
 
+def _refuse_others(source, config, layer, is_gemma4):
+  """Raises ValueError if the layers are of a family that is not supported.
+
+  The tensors tell: model_type may be the target's although the layers are
+  Llama's.
+  """
+  kinds = dict(_OTHERS)
+  if is_gemma4:
+    del kinds[_POST_NORM]
+  query, out = (f'self_attn.{part}_proj.weight' for part in ('q', 'o'))
+  if {layer + query, layer + out} <= source.tensors.keys():
+    width, *_ = source.shape(layer + query)
+    if width == 2 * source.shape(layer + out)[-1]:
+      kinds[query] = "an output gate, as Qwen3.5's"
+  for tensor, kind in kinds.items():
+    if layer + tensor in source.tensors:
+      raise ValueError(
+        f'{config.origin}: model_type is {config.get("model_type")!r}, and the '
+        f"drafter's layers have {kind} (tensor {layer + tensor}): give a "
+        'drafter whose layers are like those of Llama, Qwen 2, Qwen 3 or, with '
+        f'model_type {_GEMMA4[0]}, Gemma 4'
+      )
+
+
+def _gemma4(source, config, target, layer, given):
+  """Like `config_of`, for layers of Gemma 4; the tensors tell their sizes."""
+  source.config.part('dflash_config').only('use_swa', False)
+  head_dim, *_ = source.shape(f'{layer}self_attn.q_norm.weight')
+  width, *_ = source.shape(f'{layer}self_attn.k_proj.weight')
+  values = given | {x: y for x, y in config.values.items() if y is not None}
+  config = dataclasses.replace(config, values=values)
+  made = gemma.drafter_layers(
+    config, target.model.dtype, head_dim, max(width // head_dim, 1)
+  )
+  softcap = getattr(target.model, 'logit_softcap', None)
+  if made.logit_softcap != softcap:
+    raise ValueError(
+      f'{config.origin}: final_logit_softcapping is {made.logit_softcap}, but '
+      f"the target's is {softcap}: the drafter was made for another target"
+    )
+  return made
+
+
 def settings(request: writing.Request, model_type: str) -> dict[str, Any]:
   """Returns the settings that `config_of` reads as a drafter's layers.
 
@@ -106,6 +207,10 @@ def settings(request: writing.Request, model_type: str) -> dict[str, Any]:
     ValueError: layers of this type cannot be the drafter's.
   """
   shape, windows = request.drafter.shape, request.drafter.windows
+  if shape.has_post_norms:
+    raise request.no_room(
+      'has_post_norms = True', 'train with a layer_config of the Llama family'
+    )
   has_norms = model_type == 'qwen3'
   if shape.qk_norm != has_norms:
     raise request.no_room(
