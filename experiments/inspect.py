@@ -1,12 +1,13 @@
-"""Reports what a checkpoint is, its size, and everything wrong with it.
+"""Reports what a checkpoint is, its size, and whether it can be loaded.
 
   python -m experiments.inspect PATH
   python -m experiments.inspect DRAFTER --target=PATH
   python -m experiments.inspect smollm2-135m-instruct
 
-PATH is what `specsample.load` or `load_drafter` takes. Only headers are read,
-and nothing is downloaded. Exits with code 1 if something is wrong. There is
-nothing to configure, and the report on standard output is all that is written.
+PATH is what `specsample.load` or `load_drafter` takes. This does all that they
+do but read weights and download: what they would refuse, it says, and exits
+with code 1. There is nothing to configure, and the report on standard output is
+all that is written.
 """
 
 # Only the wiring is here: experiments/inspection/ finds what is at PATH.
@@ -19,7 +20,7 @@ from experiments.command import cli
 from experiments.inspection import inspection
 
 _TARGET = flags.DEFINE_string(
-  'target', None, 'For a drafter: the model to check its sizes against.'
+  'target', None, 'For a drafter: its model; by default what its card names.'
 )
 
 _HAS_PROBLEMS = 1
@@ -31,7 +32,7 @@ def main(path: str) -> None:
     report = inspection.inspect(path, _TARGET.value)
   for line in report.lines():
     print(line)
-  if report.problems:
+  if report.problem is not None:
     sys.exit(_HAS_PROBLEMS)
 
 

@@ -1,127 +1,119 @@
-"""Finds the model or drafter at a path and its layout, and reports on it.
+"""Loads a model or a drafter as the library does, but for its weights.
 
-Only headers are read, so that damaged parts can be told from intact ones.
+What the loader would refuse, the report says, and nothing else can be wrong:
+there is no second reading of any layout.
 """
 
+from collections.abc import Iterator
+import dataclasses
 import os
 
 from etils import epath
 
-from experiments.inspection import drafters
-from experiments.inspection import headers as headers_lib
-from experiments.inspection import models
-from experiments.inspection import report
+from experiments.inspection import facts as facts_lib
 from specsample import files
 from specsample.loading import card
-from specsample.loading import drafter
+from specsample.loading import drafter as drafter_lib
 from specsample.loading import load
 from specsample.loading.published import layouts
 from specsample.loading.published import source as source_lib
-from specsample.models import checkpoint
 from specsample.models import huggingface
-from specsample.models import transformer
 
 _WEIGHTS = ('.safetensors', *huggingface.PICKLE_SUFFIXES)
 
 
-def inspect(name_or_path: str, target: str | None = None) -> report.Report:
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """The result of `inspect`.
+
+  Attributes:
+    path: the checkpoint's path.
+    what: the kind of checkpoint.
+    facts: lines, each a name and a value.
+    problem: why it cannot be loaded; None if it can.
+  """
+
+  path: str
+  what: str
+  facts: facts_lib.Facts = ()
+  problem: str | None = None
+
+  def lines(self) -> Iterator[str]:
+    """Yields the lines of the report."""
+    yield f'{self.path}: {self.what}'
+    width = max((len(name) for name, _ in self.facts), default=0)
+    for name, value in self.facts:
+      yield f'  {name:{width}}  {value}'
+    if self.problem is None:
+      yield 'it can be loaded'
+    else:
+      yield f'PROBLEM {self.problem}'
+
+
+def inspect(name_or_path: str, target: str | None = None) -> Report:
   """Reports what `specsample.load` or `specsample.load_drafter` would find.
 
   Args:
     name_or_path: as these functions take it. Nothing is downloaded: a name of
       the hub is looked up among earlier downloads.
-    target: the model that a drafter is for. None means the target that the
-      drafter's card names if it is on this machine, and otherwise no target.
+    target: the model that a drafter is for; None for the target that its card
+      names.
 
   Raises:
-    ValueError: there is nothing, or no checkpoint, at the path; or `target`
-      does not describe a model.
+    ValueError: there is nothing at the path, it is a drafter whose target is
+      not known, or `target` is not a model that can be loaded.
   """
   path = _find(name_or_path)
-  model = None if target is None else models.model_at(_find(target))
+  if path.suffix in _WEIGHTS and not files.is_folder(path):
+    path = path.parent
+  stored = facts_lib.of_files(path)
+  if target is None and not _is_drafter(path):
+    try:
+      model = load.describe(path).model
+    except ValueError as error:
+      return _refused(path, 'a model', stored, error)
+    return Report(str(path), 'a model', (*stored, *facts_lib.of_model(model)))
+  target = target or _target_of(path)
+  described = load.describe(_find(target))
+  try:
+    found = drafter_lib.describe_drafter(path, described)
+  except ValueError as error:
+    return _refused(path, f'a drafter for {target}', stored, error)
+  return Report(
+    str(path),
+    f'a drafter for {target}',
+    (*stored, *facts_lib.of_drafter(found)),
+  )
+
+
+def _refused(path, what, facts, error):
+  return Report(str(path), what, facts, ' '.join(str(error).split()))
+
+
+def _is_drafter(path: epath.Path) -> bool:
+  """Returns whether a folder holds a drafter, which also needs a target."""
   if not files.is_folder(path):
-    if path.suffix == '.gguf':
-      return models.of_gguf(path)
-    if path.suffix not in _WEIGHTS:
-      raise ValueError(
-        f'{path} is not a weight file: give a .gguf file, or the folder that '
-        'holds config.json and the weights'
-      )
-    return _of_file(path, model)
-  return _of_folder(path, model)
+    return False
+  if any((path / name).exists() for name in (card.NAME, drafter_lib.NAME)):
+    return True
+  try:
+    source = source_lib.open_folder(path)
+    return source is not None and layouts.find(source) is not None
+  except ValueError:
+    return False  # the loader of models says what is wrong
 
 
-def _of_folder(folder, target):
-  if (folder / checkpoint.CONFIG_NAME).exists():
-    return models.of_saved(folder)
-  own = card.NAME, drafter.NAME
-  if any((folder / name).exists() for name in own):
-    return drafters.saved(folder, target or _of_card(folder))
-  headers = headers_lib.read(folder)
-  has_config = (folder / 'config.json').exists()
-  if not headers.names and not has_config:
-    others = [x.name for x in folder.iterdir() if x.suffix in _WEIGHTS]
+def _target_of(path: epath.Path) -> str:
+  """Returns the target that a drafter's card names."""
+  named = None
+  if (path / card.NAME).exists():
+    named = card.read(path).get('target')
+  if not isinstance(named, str):
     raise ValueError(
-      f'{folder} has no checkpoint'
-      + (f', but it has {", ".join(sorted(others))}' if others else '')
-      + ': give a folder with config.json and weights, one that this library '
-      'saved, or the name of a .gguf file itself'
+      f'{path} is a drafter, and does not say for which model: give '
+      '--target=MODEL'
     )
-  try:
-    layout = layouts.find(headers.source)
-  except ValueError as error:
-    return _of_no_layout(headers, report.of_error(error))
-  if layout is not None:
-    return drafters.published(headers, layout, target)
-  if has_config:
-    return models.of_folder(headers)
-  return _of_no_layout(
-    headers,
-    report.Problem(
-      'no config.json, which a model has, and no known layout of a drafter: '
-      f'the known layouts are {", ".join(x.name for x in layouts.ALL)}'
-    ),
-  )
-
-
-def _of_no_layout(headers, problem):
-  return report.Report(
-    path=str(headers.folder),
-    what='weights in an unknown layout',
-    facts=tuple(headers_lib.facts(headers.tensors)),
-    problems=(*headers.problems, problem),
-  )
-
-
-def _of_file(path, target):
-  """Reports on the folder if it uses this file, otherwise on the file alone."""
-  try:
-    names = source_lib.weight_files(path.parent)
-  except ValueError:
-    names = [path.name]  # the index is damaged
-  if path.name in (*names, drafter.NAME):
-    return _of_folder(path.parent, target)
-  problem = report.Problem(
-    'a file of this name holds neither a model nor a drafter: rename it, or '
-    'convert it'
-  )
-  try:
-    facts = headers_lib.facts(source_lib.read_header(path))
-  except ValueError as error:
-    facts = []
-    problem = report.of_error(error)
-  return report.Report(str(path), 'a file of tensors', tuple(facts), (problem,))
-
-
-def _of_card(folder) -> transformer.Transformer | None:
-  """Returns the target that a card names, if it is on this machine."""
-  try:
-    name = card.read(folder).get('target')
-    if isinstance(name, str):
-      return models.model_at(_find(name))
-  except ValueError:
-    pass
-  return None
+  return named
 
 
 def _find(name: str) -> epath.Path:

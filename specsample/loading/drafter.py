@@ -137,22 +137,44 @@ def load_drafter(
   checks.instance(
     *('target', target, load.Loaded), 'give what specsample.load returned'
   )
-  loaded = _load(files.name_of(name_or_path), target, num_draft_tokens)
+  loaded = _load(
+    *(files.name_of(name_or_path), target, num_draft_tokens, tensors.as_read)
+  )
   store = packed.of_drafter if weights is None else int8.weights
   return dataclasses.replace(loaded, params=store(loaded.params))
 
 
-def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:
+def describe_drafter(
+  name_or_path: str | os.PathLike[str], target: load.Loaded
+) -> LoadedDrafter:
+  """Does all that `load_drafter` does but read weights: `params` is None.
+
+  Args:
+    name_or_path: as for `load_drafter`.
+    target: what `load.describe` returned. Its weights are not there to be
+      compared, so a drafter that this library saved is taken to be for it.
+
+  Raises:
+    ValueError: as for `load_drafter`.
+  """
+  loaded = _load(files.name_of(name_or_path), target, None, None)
+  return dataclasses.replace(loaded, params=None)
+
+
+def _load(name_or_path, target, num_draft_tokens, convert) -> LoadedDrafter:
   folder = card_lib.find(name_or_path)
   if not (folder / card_lib.NAME).exists():
-    published = layouts.load(folder, target, num_draft_tokens)
+    published = layouts.load(folder, target, num_draft_tokens, convert)
     if published is None and (folder / 'config.json').exists():
-      published = pard.load(folder, target, num_draft_tokens)
+      reads = convert is not None
+      published = pard.load(folder, target, num_draft_tokens, reads)
       if published is None:
-        published = mtp.load(folder, target.model, num_draft_tokens)
+        published = mtp.load(folder, target.model, num_draft_tokens, convert)
     if published is not None:
       return LoadedDrafter(*published, card={})
   card = card_lib.read(folder)
+  if convert is None:
+    target = dataclasses.replace(target, exact_fingerprint=card['fingerprint'])
   trained = card_lib.drafter_of(card, folder, target)
   stored = _open(folder / NAME, trained)
   if _sha256(folder / NAME) != card['sha256']:
@@ -161,6 +183,8 @@ def _load(name_or_path, target, num_draft_tokens) -> LoadedDrafter:
       'written for: one of the two files is damaged or belongs to another '
       'drafter; save or download both again'
     )
+  if convert is None:
+    return LoadedDrafter(trained, None, card)
   drafter = trained
   if num_draft_tokens is not None:
     drafter = dataclasses.replace(trained, num_draft_tokens=num_draft_tokens)

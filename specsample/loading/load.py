@@ -129,6 +129,19 @@ def load(
   return dataclasses.replace(loaded, optional_tokenizer=tokenizer)
 
 
+def describe(
+  name_or_path: str | os.PathLike[str], dtype: DTypeLike = 'float32'
+) -> Loaded:
+  """Does all that `load` does but read the weights: `params` is None.
+
+  Raises:
+    ValueError: as for `load`.
+  """
+  name = files.name_of(name_or_path)
+  loaded = _load(name, config_lib.dtype_name(dtype), None, True)
+  return dataclasses.replace(loaded, params=None, name=name)
+
+
 def _load(name, dtype, convert, with_tokenizer):
   path = find(name)
   if path is None:
@@ -196,10 +209,11 @@ def _load_folder(path, dtype, convert, with_tokenizer):
   # First, because it is read in a moment.
   tokenizer = tokenizer_files.load(path) if with_tokenizer else None
   if (path / checkpoint.CONFIG_NAME).exists():
-    model, params = checkpoint.restore(path, dtype)
-    params = jax.tree_util.tree_map_with_path(
-      functools.partial(convert, model), params
-    )
+    model, params = checkpoint.restore(path, dtype, convert is not None)
+    if convert is not None:
+      params = jax.tree_util.tree_map_with_path(
+        functools.partial(convert, model), params
+      )
   elif (path / 'config.json').exists():
     model, params = huggingface.load(path, dtype, convert)
   else:

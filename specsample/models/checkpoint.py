@@ -91,10 +91,11 @@ def save(
 
 
 def restore(
-  path: str | os.PathLike[str], dtype: str
+  path: str | os.PathLike[str], dtype: str, reads: bool = True
 ) -> tuple[transformer.Transformer, Params]:
   """Returns the model and parameters that `save` wrote, as `dtype`.
 
+  Without `reads`, everything is checked, and the parameters are their shapes.
   The parameters are sharded over the current mesh, however they were sharded
   when they were saved. Each process reads what its devices hold.
 
@@ -116,6 +117,8 @@ def restore(
     mismatch = checks.mismatch(model, stored)
     if mismatch:
       raise ValueError(mismatch)
+    if not reads:
+      return model, model.abstract_params()
     limit = _gigabytes_in_flight(stored)
     with ocp.StandardCheckpointer(restore_concurrent_gb=limit) as checkpointer:
       params = checkpointer.restore(folder / _PARAMS_NAME, target)

@@ -45,7 +45,7 @@ _ROPE_FACTORS = 'rope_freqs.weight'
 def load(
   path: str | os.PathLike[str],
   dtype: str,
-  convert: tensors.Convert,
+  convert: tensors.Convert | None,
   prepare: Callable[[Mapping[str, Any]], Any] = lambda metadata: metadata,
 ) -> tuple[transformer.Transformer, Params, Any]:
   """Returns the model, its parameters dequantised to `dtype`, and `prepare`'s.
@@ -71,14 +71,6 @@ def load(
     )
     params = tensors.fill(model, file, _NAMES, {_ROPE_FACTORS}, convert)
     return model, params, prepared
-
-
-def compare(
-  reader: gguf_file.Reader, model: transformer.Transformer
-) -> tensors.Differences:
-  """Returns how a file's tensors differ from the model's; reads no weights."""
-  file = tensors.TensorFile(str(reader.path), reader.shapes, reader.read)
-  return tensors.compare(model, file, _NAMES, {_ROPE_FACTORS})
 
 
 def _rearranged(architecture, model, name, values):

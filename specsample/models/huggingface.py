@@ -65,7 +65,7 @@ _NUM_THREADS = 16
 
 
 def load(
-  path: str | os.PathLike[str], dtype: str, convert: tensors.Convert
+  path: str | os.PathLike[str], dtype: str, convert: tensors.Convert | None
 ) -> tuple[transformer.Transformer, Params]:
   """Returns the model in a folder and its parameters as `dtype`.
 

@@ -125,7 +125,7 @@ def fill(
   tensors: TensorFile,
   names: Mapping[str, str],
   ignored: Collection[str] = (),
-  convert: Convert = as_read,
+  convert: Convert | None = as_read,
 ) -> Params:
   """Reads the model's parameters from `tensors`, the largest first.
 
@@ -141,11 +141,14 @@ def fill(
     ignored: names that may be in the file and are not read.
     convert: converts a parameter to the form that is kept. It is called as soon
       as one is read, the largest first; without a mesh it is still on the host.
+      None reads nothing, and the parameters are their shapes.
 
   Raises:
     ValueError: tensors are missing, unknown or of another shape.
   """
   refuse(compare(model, tensors, names, ignored), tensors.origin)
+  if convert is None:
+    return model.abstract_params()
   expected, treedef = jax.tree_util.tree_flatten_with_path(
     model.abstract_params()
   )

@@ -48,9 +48,8 @@ def match_vocabulary(draft: load.Loaded, target: load.Loaded) -> load.Loaded:
   model = dataclasses.replace(
     draft.model, vocab_size=size, num_tokens=num_tokens
   )
-  return dataclasses.replace(
-    draft, model=model, params=_resized(draft.params, model)
-  )
+  params = draft.params and _resized(draft.params, model)
+  return dataclasses.replace(draft, model=model, params=params)
 
 
 def _differences(own: text.Tokenizer, others: text.Tokenizer) -> list[str]:

@@ -106,7 +106,10 @@ def find(source: source_lib.Source) -> Layout | None:
 
 
 def load(
-  folder: epath.Path, target: load_lib.Loaded, num_draft_tokens: int | None
+  folder: epath.Path,
+  target: load_lib.Loaded,
+  num_draft_tokens: int | None,
+  convert: tensors.Convert | None = tensors.as_read,
 ) -> tuple[Any, Params] | None:
   """Loads the drafter in a folder; returns None if it may be a model.
 
@@ -115,6 +118,7 @@ def load(
     target: the model that it was trained for. Its dtype is used for the
       parameters.
     num_draft_tokens: K, None for what the folder says.
+    convert: as for `tensors.fill`.
 
   Raises:
     ValueError: the drafter is damaged, of no known layout, or for another
@@ -126,7 +130,7 @@ def load(
   layout = find(source)
   if layout is not None:
     plan = layout.plan(source, target, num_draft_tokens)
-    return plan.drafter, source_lib.fill(plan)
+    return plan.drafter, source_lib.fill(plan, convert)
   if not source.config.values:
     raise ValueError(
       f'{folder} is not in a known drafter layout (it has '
@@ -159,6 +163,6 @@ def write(request: writing.Request) -> writing.Content:
   # Without the target's weights, because only the shapes are compared.
   target = load_lib.Loaded(request.drafter.model, None, None)
   plan = layout.plan(source, target, request.drafter.num_draft_tokens)
-  tensors.refuse(source_lib.compare(plan), 'what would be written')
+  source_lib.fill(plan, convert=None)  # refuses what would not be read
   writing.check_settings(request, plan.drafter)
   return content

@@ -56,6 +56,7 @@ def load(
   folder: epath.Path,
   model: transformer.Transformer,
   num_draft_tokens: int | None,
+  convert: tensors.Convert | None = tensors.as_read,
 ) -> tuple[mtp.MTP, Params]:
   """Loads the modules and their parameters, in the target's dtype.
 
@@ -63,6 +64,7 @@ def load(
     folder: the target's own, with config.json and safetensors.
     model: the target.
     num_draft_tokens: K, None for the number of modules.
+    convert: as for `tensors.fill`.
 
   Raises:
     ValueError: there are no modules, or they are for another model.
@@ -86,7 +88,9 @@ def load(
   stored = huggingface.open_tensors(folder, config, model.dtype)
   drafter, found, names, copies = plan(stored, config, model, num_draft_tokens)
   check_copies(stored, config, model, found, copies)
-  params = tensors.fill(trainable.InDtype(drafter), found, names, copies)
+  params = tensors.fill(
+    trainable.InDtype(drafter), found, names, copies, convert
+  )
   return drafter, params
 
 

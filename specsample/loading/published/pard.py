@@ -19,7 +19,10 @@ _NUM_DRAFT_TOKENS = 8
 
 
 def load(
-  folder: epath.Path, target: load_lib.Loaded, num_draft_tokens: int | None
+  folder: epath.Path,
+  target: load_lib.Loaded,
+  num_draft_tokens: int | None,
+  reads: bool = True,
 ) -> tuple[drafters.PARD, Params] | None:
   """Loads a drafter and its parameters; returns None if it is not PARD's.
 
@@ -30,6 +33,7 @@ def load(
     target: the model that it was trained for. Its dtype is used for the
       parameters, and its vocabulary's size (`padding.match_vocabulary`).
     num_draft_tokens: K, None for 8.
+    reads: whether parameters are read; without, they are None.
 
   Raises:
     ValueError: the model is damaged, of an unknown family, without a mask
@@ -42,7 +46,8 @@ def load(
   if num_draft_tokens is None:
     num_draft_tokens = _NUM_DRAFT_TOKENS
   mask_id = config.get(_MASK)
-  loaded = load_lib.load(folder, dtype=target.model.dtype)
+  load = load_lib.load if reads else load_lib.describe
+  loaded = load(folder, dtype=target.model.dtype)
   draft = padding.match_vocabulary(loaded, target)
   size = draft.model.vocab_size
   if mask_id is None or not 0 <= mask_id < size:

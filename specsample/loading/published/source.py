@@ -140,25 +140,16 @@ class Plan:
   ignored: Collection[str] = ()
 
 
-def fill(plan: Plan) -> Params:
+def fill(
+  plan: Plan, convert: tensors.Convert | None = tensors.as_read
+) -> Params:
   """Reads a drafter's parameters in its target's dtype, indices as they are.
+
+  See `tensors.fill` for `convert`.
 
   Raises:
     ValueError: tensors are missing, unknown or of another shape.
   """
-  found, names = _file_and_names(plan)
-  return tensors.fill(
-    trainable.InDtype(plan.drafter), found, names, plan.ignored
-  )
-
-
-def compare(plan: Plan) -> tensors.Differences:
-  """Returns the differences that `fill` would refuse; reads no weights."""
-  found, names = _file_and_names(plan)
-  return tensors.compare(plan.drafter, found, names, plan.ignored)
-
-
-def _file_and_names(plan):
   source = plan.source
   # Under names that no tensor has.
   values = {f'(made) {name}': value for name, value in plan.made.items()}
@@ -168,9 +159,11 @@ def _file_and_names(plan):
   found = tensors.TensorFile(
     origin=str(source.folder),
     shapes=shapes,
-    open=lambda name: values.get(name, source.tensors.get(name)),
+    open=lambda name: (values if name in values else source.tensors)[name],
   )
-  return found, names
+  return tensors.fill(
+    trainable.InDtype(plan.drafter), found, names, plan.ignored, convert
+  )
 
 
 def numbers(config: config_lib.Config, key: str) -> tuple[int, ...]:

