@@ -15,7 +15,7 @@ _OTHERS = (
   GENERATION,
   *('trees.json', 'benchmark.json', 'throughput.json'),
   *('online.json', 'costs.json', 'certificate.json'),
-  *('vocabularies.json'),
+  'vocabularies.json',
 )
 
 
