@@ -29,10 +29,10 @@ _REMEMBERED = (3, 7, 15)
 _REMEMBERED_SHARE = 0.45
 _REMEMBERED_ACCEPTANCE = 0.65
 # The least speedup that a trained drafter must promise, so that texts on which
-# less is kept lose nothing. Rates on people's questions are used from cards that
-# have them, because held-out text resembles the training text. With them 80
-# other questions gave what was promised: 1.62x, or 1.40x with the prefill, which
-# took a quarter of autoregressive decoding (greedy, 2026-11-29).
+# less is kept lose nothing. Rates on people's questions are used from cards
+# that have them, because held-out text resembles the training text. With them
+# 80 other questions gave what was promised: 1.62x, or 1.40x with the prefill,
+# a quarter of autoregressive decoding (greedy, 2026-11-29).
 _MARGIN = 1.1
 _ACCEPTANCE = ('on_questions', 'held_out')
 
