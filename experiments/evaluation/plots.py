@@ -26,7 +26,9 @@ def draw(
 
 def overall(rows: Sequence[rows_lib.Row], title: str) -> figures.Figure:
   """Draws tokens per round and speedup side by side, acceptance below them."""
-  heights = 1.1 + 0.36 * len(rows), max(2.6, 0.6 + 0.24 * len(rows))
+  second_lines = sum('\n' in figures.label(row.method) for row in rows)
+  legend = 0.6 + 0.24 * len(rows) + 0.12 * second_lines
+  heights = 1.1 + 0.36 * len(rows), max(2.6, legend)
   figure = figures.new(sum(heights), title)
   above, below = figure.subfigures(2, height_ratios=heights)
   left, right = above.subplots(1, 2)
@@ -70,18 +72,12 @@ def speedup(
   ]
   bars_of(axes, rows, values, looks)
   whiskers(axes, values, [row.speedup_ci95 for row in rows], range(len(rows)))
-  # Keeps a label readable if the line of the baseline goes through it.
-  behind = {'facecolor': figures.paper(), 'edgecolor': 'none', 'pad': 1}
-  for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
+  # The numbers are in a column, right of all bars and of the line.
+  most = max([1, *ends, *values])
+  for i, row in enumerate(rows):
     if row.speedup is not None:
-      axes.annotate(
-        f'{row.speedup:.2f}x',
-        (max(row.speedup, end), i),
-        **_BESIDE,
-        bbox=behind,
-        fontsize=9,
-      )
-  axes.set(xlim=(0, 1.3 * max([*ends, *values])))
+      axes.annotate(f'{row.speedup:.2f}x', (most, i), **_BESIDE, fontsize=9)
+  axes.set(xlim=(0, 1.3 * most))
   line_at_1(axes)
   # Above the panel, where there are no bars.
   axes.figure.text(

@@ -195,6 +195,23 @@ def test_a_method_without_a_speedup_keeps_its_place():
   ]
 
 
+@pytest.mark.parametrize('fastest', [0.7, 0.98, 4.2])
+def test_no_number_lies_on_the_line_or_on_a_bar(fastest):
+  rows = _rows(6, ['overall'])
+  for i, row in enumerate(rows[1:]):
+    speedup = fastest - i / 10
+    row |= {'speedup': speedup, 'speedup_ci95': [speedup - 0.1, speedup + 0.1]}
+  figure = plots.overall([rows_lib.Row(**row) for row in rows], 'title')
+  figure.draw_without_rendering()
+  axes = figure.axes[1]
+  numbers = [text.get_window_extent() for text in axes.texts]
+  assert len(numbers) == len(rows)
+  places = [bar.get_window_extent().x1 for bar in axes.patches]
+  places += [axes.transData.transform((x, 0))[0] for x in (1, fastest + 0.1)]
+  assert max(places) < min(box.x0 for box in numbers)
+  assert all(box.x1 < axes.get_window_extent().x1 for box in numbers)
+
+
 @pytest.mark.parametrize(
   ('name', 'expected'),
   [
