@@ -138,6 +138,8 @@ def _run(part, journal):
     if method.note and distributed.is_first():
       print(method.note, file=sys.stderr)
   prompts, later = part.prompts, []
+  if evaluation.repeats is None and not evaluation.num_repeats(len(prompts)):
+    _say_untimed(len(prompts))
   work = evaluation_lib.units(evaluation, prompts, tokens, journal=journal)
   scores = scoring.units(evaluation, part.prompts, journal)
   try:
@@ -154,6 +156,16 @@ def _run(part, journal):
   parted = audits.units(evaluation, tokens, journal, later)
   if parted:
     units_lib.run(parted, journal, progress.bar)
+
+
+def _say_untimed(num_prompts):
+  if distributed.is_first():
+    print(
+      'the parts of rounds are not timed, and nothing is predicted, for fewer '
+      f'than {evaluation_lib.FEWEST_TO_TIME} prompts; here are {num_prompts}: '
+      f'to time them, bind Evaluation.repeats = {evaluation_lib.REPEATS}',
+      file=sys.stderr,
+    )
 
 
 def _show_so_far(part, journal):

@@ -37,6 +37,9 @@ from specsample.models import fingerprint
 # The journal's keys: (MEMORY, i), (round_parts.KIND, method, call) and those of
 # `turns.key`, where a call decodes one sample of one batch.
 MEMORY = 'memory_bandwidth'
+# See `Evaluation.repeats`.
+REPEATS = 8
+FEWEST_TO_TIME = 4
 
 
 @gin.configurable
@@ -67,15 +70,17 @@ class Evaluation:
   # alone only at temperature 0; their distribution stays the same.
   carry_policies: bool = False
   # How often the parts of a round are timed. 0 skips the timing, which saves
-  # time, but then nothing is predicted.
-  repeats: int = 8
+  # time, but then nothing is predicted. None is `REPEATS` or, for fewer than
+  # `FEWEST_TO_TIME` prompts, which the timing would outlast, 0.
+  repeats: int | None = None
 
   def __post_init__(self):
     """Checks the settings, and fits the methods to the batch size."""
     if not self.methods:
       raise ValueError('Evaluation.methods is empty: name at least one')
     checks.counts(self, ('batch_size', 'num_seeds', 'least_width'))
-    checks.counts(self, ('repeats',), 0)
+    if self.repeats is not None:
+      checks.counts(self, ('repeats',), 0)
     checks.seed('Evaluation.seed', self.seed, self.num_seeds)
     fitted = {
       name: methods_lib.of_batch(method, self.batch_size)
@@ -85,7 +90,8 @@ class Evaluation:
     if self.carry_policies and jax.process_count() > 1:
       raise ValueError(
         'Evaluation.carry_policies is True, which works in one process only, '
-        f'but there are {jax.process_count()}: leave it out'
+        f'but there are {jax.process_count()}: bind it to False, after '
+        'configs/runs/quickstart.gin for one'
       )
     for name, what in (('limit', 'prompts'), ('max_turns', 'turns')):
       value = getattr(self, name)
@@ -152,6 +158,12 @@ class Evaluation:
       range(start, min(start + self.batch_size, num_prompts))
       for start in range(0, num_prompts, self.batch_size)
     ]
+
+  def num_repeats(self, num_prompts: int) -> int:
+    """Returns how often the parts of a round are timed; see `repeats`."""
+    if self.repeats is not None:
+      return self.repeats
+    return REPEATS if num_prompts >= FEWEST_TO_TIME else 0
 
   def num_calls(self, num_prompts: int) -> int:
     """Returns in how many calls a method decodes prompts, with all samples."""
@@ -320,7 +332,7 @@ def units(
 
   The methods take turns at each batch, so that a slowdown of the machine
   affects all of them. The parts of a round take turns too, and are timed
-  between the batches, `repeats` times in total, because their times are
+  between the batches, `num_repeats` times in total, because their times are
   compared with those of the generations.
 
   Args:
@@ -333,7 +345,9 @@ def units(
   yield units_lib.Unit('memory', (MEMORY, 0), _memory_bandwidth)
   turn = turns_lib.first(evaluation.methods, evaluation.samples, tokens)
   count = evaluation.num_calls(len(prompts))
-  repeats = round_parts.share_out(evaluation.repeats, visits or count, count)
+  repeats = round_parts.share_out(
+    evaluation.num_repeats(len(prompts)), visits or count, count
+  )
   lengths = iter(round_parts.spread(sum(share > 0 for share in repeats)))
   calls = _calls(evaluation, prompts, turn, journal)
   for call, decoding in enumerate(calls):

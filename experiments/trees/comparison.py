@@ -72,6 +72,11 @@ class Ablation:
         'Evaluation.methods has no drafter: name at least one drafter that can '
         'branch'
       )
+    if self.evaluation.repeats is None:  # needed for any number of prompts
+      timed = dataclasses.replace(
+        self.evaluation, repeats=evaluation_lib.REPEATS
+      )
+      object.__setattr__(self, 'evaluation', timed)
     if not self.evaluation.repeats:
       raise ValueError(
         'Evaluation.repeats is 0, but trees are chosen by the times of rounds: '

@@ -165,7 +165,8 @@ def _timed(ablation, name, counts) -> list[tree.Topology]:
 
 def _draft_ms(evaluation, method, tokens):
   draft_ms = round_times.draft_ms(
-    evaluation.setup(method), tokens, repeats=evaluation.repeats
+    *(evaluation.setup(method), tokens),
+    repeats=evaluation.num_repeats(len(tokens)),
   )
   return {'draft_ms': draft_ms}
 

@@ -93,7 +93,7 @@ def run(tiny_evaluate, commands, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def others(tiny_evaluate, commands, tmp_path_factory):
-  """Runs on plain text, on sampled JSON lines, and without timing the parts."""
+  """Runs on plain text, on sampled JSON lines, and on too few to time parts."""
   folder = tmp_path_factory.mktemp('others')
   (folder / 'plain.txt').write_text('One.\n\nTwo.\nThree.\n')
   (folder / 'prompts.jsonl').write_text('{"prompt": "One", "category": "a"}\n')
@@ -110,7 +110,7 @@ def others(tiny_evaluate, commands, tmp_path_factory):
     [
       *common,
       f'--prompts={folder / "prompts.jsonl"}',
-      '--gin_bindings=Evaluation.repeats = 0',
+      '--gin_bindings=Evaluation.repeats = None',
     ],
   ]
   calls = [[*call, f'--out={folder}/{i}'] for i, call in enumerate(calls)]
@@ -337,6 +337,8 @@ def test_parts_that_were_not_timed_have_no_columns(others):
       assert row[name] is None
   assert 'speedup' in untimed.outcome.out
   assert 'predicted' not in untimed.outcome.out
+  said = 'for fewer than 4 prompts; here are 1: to time them, bind'
+  assert said in untimed.outcome.err
 
 
 def test_a_profile_is_of_one_generation(others):

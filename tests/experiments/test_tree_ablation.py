@@ -357,3 +357,4 @@ def test_no_candidate_is_larger_than_what_is_timed():
     candidates=(2, 3, 5, 64),
   )
   assert ablation.candidates_of('medusa') == [2, 3]
+  assert ablation.evaluation.num_repeats(1) > 0  # trees need the times

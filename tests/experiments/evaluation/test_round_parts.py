@@ -5,10 +5,12 @@ import types
 
 import pytest
 
+from experiments import methods
 from experiments.command import journal as journal_lib
 from experiments.evaluation import Evaluation
 from experiments.evaluation import round_parts
 from experiments.timing import round_times
+import specsample
 from specsample.types import DraftKind
 
 
@@ -48,6 +50,18 @@ def test_a_batch_has_prompts_of_about_the_length_asked_for():
   assert lengths(0.0) == [1, 2]
   assert lengths() == [3, 4]
   assert lengths(0.99) == [5, 6]
+
+
+@pytest.mark.parametrize(
+  ('bound', 'num_prompts', 'expected'),
+  [(None, 3, 0), (None, 4, 8), (None, 80, 8), (2, 1, 2), (0, 80, 0)],
+)
+def test_parts_are_timed_where_there_are_enough_prompts(
+  bound, num_prompts, expected
+):
+  method = methods.Method(specsample.drafters.NoDraft())
+  made = Evaluation(target=None, methods={'a': method}, repeats=bound)
+  assert made.num_repeats(num_prompts) == expected
 
 
 def test_times_are_means_over_the_visits(tmp_path):
