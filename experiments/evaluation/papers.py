@@ -53,7 +53,7 @@ class Compared:
 
   row: str  # setting and method; for a ratio, also the other method
   quantity: str
-  paper: float
+  paper: float | None  # None if ours stands in for a number without ours
   ours: float | None
   ci95: list[float] | None
 
@@ -133,9 +133,16 @@ def compare(paper: Paper, tables: Sequence[table_lib.Table]) -> list[Compared]:
   compared = []
   for part, method, values in paper.rows:
     name = ', '.join(filter(None, (part, called(method))))
+    row = measured.get((part, method))
     for quantity, value in values.items():
-      ours = _ours(measured.get((part, method)), quantity)
+      ours = _ours(row, quantity)
       compared.append(Compared(name, quantity, value, *ours))
+      if row is not None and ours[0] is None:
+        compared += [
+          Compared(name, other, None, *_ours(row, other))
+          for other in _instead(row, quantity)
+          if other not in values
+        ]
   for part, method, over, values in paper.ratios:
     name = ', '.join(filter(None, (part, called(method))))
     for quantity, value in values.items():
@@ -144,6 +151,16 @@ def compare(paper: Paper, tables: Sequence[table_lib.Table]) -> list[Compared]:
         Compared(f'{name} over {called(over)}', quantity, value, *ours)
       )
   return compared
+
+
+def _instead(row: rows_lib.Row, quantity: str) -> list[str]:
+  """Returns our score of the most samples, if the paper's takes even more.
+
+  For pass@100 this is pass@1 if each prompt was decoded once.
+  """
+  kind, _, _ = quantity.partition('@')
+  found = [name for name in row.scores if name.startswith(f'{kind}@')]
+  return sorted(found, key=lambda name: int(name.partition('@')[2]))[-1:]
 
 
 def _ratio(

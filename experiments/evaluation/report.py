@@ -128,7 +128,8 @@ def _compared(
 ) -> tables_lib.Table:
   """Returns a table with a line per number of the paper, and ours beside it.
 
-  Ours are usually from other models.
+  Ours are usually from other models. A line without a number of the paper has
+  ours for another number of samples.
   """
   ours = f'ours, of\n{targets}' if targets else 'ours'
   before = [None, *(row.row for row in rows)]
@@ -136,7 +137,7 @@ def _compared(
     [
       '' if row.row == last else row.row,
       row.quantity,
-      f'{row.paper:g}',
+      columns_lib.number(row.paper, 'g'),
       columns_lib.number(row.ours, '.3g'),
       f'{row.ci95[0]:.3g}-{row.ci95[1]:.3g}' if row.ci95 else '-',
     ]

@@ -9,8 +9,10 @@ import pytest
 from experiments import methods
 from experiments.evaluation import evaluation
 from experiments.evaluation import papers
+from experiments.evaluation import report
 from experiments.reporting import ratios as ratios_lib
 from experiments.reporting import rows as rows_lib
+from experiments.reporting import tables
 from experiments.tasks import gsm8k
 from experiments.tasks import human_eval
 from experiments.tasks import questions
@@ -75,6 +77,32 @@ def test_numbers_are_beside_those_of_the_same_setting_and_method():
   assert (first.ours, first.ci95) == (1.5, [1.4, 1.6])
   # Rows that are not run here are listed for reference.
   assert (second.row, second.ours, second.ci95) == ('a, greedy', None, None)
+
+
+def test_pass_at_1_stands_in_for_pass_at_100(in_terminal):
+  values = {'pass@100': 0.451, 'speedup': 2.46}
+  paper = papers.Paper(source='A paper', rows=[('', 'draft', values)])
+  score = lambda value: {'value': value, 'ci95': [0.1, 0.4]}
+
+  def compared(*names):
+    scores = {name: score(0.25 + i) for i, name in enumerate(names)}
+    return papers.compare(
+      paper, [_table('', [_row('', 'draft', scores=scores)])]
+    )
+
+  _, measured, speedup = compared('pass@1')
+  assert (measured.quantity, measured.paper) == ('pass@1', None)
+  assert (measured.ours, measured.ci95) == (0.25, [0.1, 0.4])
+  assert (speedup.quantity, speedup.ours) == ('speedup', None)
+  _, measured, _ = compared('pass@1', 'pass@10')
+  assert measured.quantity == 'pass@10'
+  assert [one.ours for one in compared('pass@1', 'pass@100')] == [1.25, None]
+  assert len(compared()) == 2  # nothing was scored
+  shown = report._compared(compared('pass@1'), '')
+  text = in_terminal(80, lambda: tables.console().print(shown))
+  lines = [line.split() for line in text.splitlines()]
+  assert ['draft', 'pass@100', '0.451', '-', '-'] in lines
+  assert ['pass@1', '-', '0.25', '0.1-0.4'] in lines
 
 
 def test_gains_are_ratios_over_the_prompts_that_both_decoded():
