@@ -146,6 +146,9 @@ def _make_data() -> None:
     return synthesis.make(number, given, known, exclusion, watch)
 
   from_file = synthesis.user_turns == synthesis.prompts_per_shard
+  if not forced:
+    # The folder's settings do not know of it: --tokens may be raised later.
+    synthesis = synthesis.for_tokens(_TOKENS.value)
   rate = _fill(
     filling,
     make,

@@ -25,6 +25,7 @@ from experiments.training_data.dialogues import Dialogue
 import specsample
 from specsample import checks
 from specsample import sampling as sampling_lib
+from specsample import sharding
 
 
 @gin.configurable
@@ -36,9 +37,10 @@ class Synthesis:
   # Each conversation sets its own temperature.
   sampling: specsample.Sampling = specsample.Sampling(min_p=0.02)
   seed: int = 0
-  # Conversations tried per shard. The first `prompts_per_shard` come from the
-  # file of prompts while it lasts. If the two numbers are equal and there is a
-  # file, no user turn is sampled, and the data end with the file.
+  # Conversations tried per shard; fewer if few tokens are wanted, as
+  # `for_tokens` says. The first `prompts_per_shard` come from the file of
+  # prompts while it lasts. If the two numbers are equal and there is a file, no
+  # user turn is sampled, and the data end with the file.
   user_turns: int = 768
   prompts_per_shard: int = 256
   user_temperature: float = 1.0
@@ -106,6 +108,29 @@ class Synthesis:
         'Synthesis.max_prompt_tokens and max_answer_tokens add up to '
         f'{length}, but the model takes {room}: lower one of them'
       )
+
+  def for_tokens(self, wanted: int) -> 'Synthesis':
+    """Returns the sampler of shards that are no larger than what is wanted.
+
+    A shard tries as many conversations as have the wanted tokens if each has
+    one answer of the greatest length, so that most often a second shard
+    follows, which `train` needs. Rows of the batch that would stay empty are
+    left out, except on a mesh, where rows stay where they are.
+
+    Args:
+      wanted: answer tokens in total, at least 1.
+    """
+    tried = min(self.user_turns, -(-wanted // self.max_answer_tokens))
+    of_file = round(tried * self.prompts_per_shard / self.user_turns)
+    size = self.batch_size
+    while size >= 2 * tried and size % 2 == 0 and sharding.batch_parts() == 1:
+      size //= 2
+    return dataclasses.replace(
+      self,
+      user_turns=tried,
+      prompts_per_shard=max(1, of_file),
+      batch_size=size,
+    )
 
   def settings(self, answers: str | None = None) -> dict[str, Any]:
     """Returns what shards depend on besides the weights and files, as JSON.

@@ -15,6 +15,7 @@ from experiments.decoding import prompts
 from experiments.training_data import data_folder
 from experiments.training_data import features
 from experiments.training_data import filters
+from experiments.training_data import synthesis
 from experiments.training_data import template
 from experiments.training_data import text_prompts
 from experiments.training_data.dialogues import Source
@@ -152,6 +153,35 @@ def test_there_are_as_many_tokens_as_asked_for(made, all_dialogues, data):
   assert set(made.files()) == {
     f'shard-{i:05}.npz' for i in range(len(data.shards))
   }
+
+
+def test_few_tokens_take_few_conversations(commands, flags, tmp_path):
+  most = _SETTINGS['max_answer_tokens']
+  ended = commands.run(
+    'make_data', *flags, f'--out={tmp_path}', f'--tokens={most + 1}'
+  )
+  assert ended.code == 0, ended.err
+  manifest = json.loads((tmp_path / 'manifest.json').read_text())
+  for notes in manifest['shards']:
+    assert sum(notes['ends'].values()) == 2
+  # The folder is one that a larger --tokens continues.
+  assert manifest['settings']['user_turns'] == _TURNS
+
+
+@pytest.mark.parametrize(
+  ('wanted', 'tried', 'of_file', 'rows'),
+  [(1, 1, 1, 1), (480, 10, 2, 16), (3_000, 63, 10, 64), (9_999, 96, 16, 64)],
+)
+def test_a_shard_is_no_larger_than_what_is_wanted(wanted, tried, of_file, rows):
+  whole = synthesis.Synthesis(
+    target=None, user_turns=96, prompts_per_shard=16, max_answer_tokens=48
+  )
+  found = whole.for_tokens(wanted)
+  assert (found.user_turns, found.prompts_per_shard) == (tried, of_file)
+  assert found.batch_size == rows
+  only_a_file = dataclasses.replace(whole, prompts_per_shard=96)
+  found = only_a_file.for_tokens(wanted)
+  assert found.user_turns == found.prompts_per_shard == tried
 
 
 def test_a_greedy_answer_is_the_models_own(all_dialogues, target, greedy):
@@ -519,8 +549,10 @@ def test_two_processes_write_the_same_data(
   commands, flags, made, cpu_devices, tmp_path
 ):
   folder = tmp_path / 'data'
+  # The fewest tokens for which a shard is not made smaller.
+  wanted = _TURNS * _SETTINGS['max_answer_tokens']
   call = (
-    *('make_data', *flags, f'--out={folder}', f'--tokens={_TOKENS // 4}'),
+    *('make_data', *flags, f'--out={folder}', f'--tokens={wanted}'),
     *('--gin_bindings=Mesh.data = 4', '--gin_bindings=Mesh.model = 2'),
   )
   first, second = commands.run_on_two_hosts(*call, variables=cpu_devices(4))
