@@ -53,8 +53,8 @@ def _drop_executables():
 def num_compiled():
   """A function that counts the executables of continuous batching by part."""
   parts = (
-    decode.advance,
-    decode.finish,
+    decode._advance,
+    decode._emitted,
     decode._prefill,
     refill._empty,
     refill._replace,

@@ -20,6 +20,7 @@ from specsample import indexing
 from specsample import sharding
 from specsample import text as text_lib
 from specsample.loop import step as step_lib
+from specsample.loop import stopping
 from specsample.types import DecodeState, Params, Verifier
 from specsample.verify import rule
 
@@ -37,12 +38,13 @@ def step(
 
   The state is donated.
   """
-  return _step(setup.params, state, **setup.components, stop=setup.stop)
+  stop = stopping.placed(setup.stop, setup.target.model)
+  return _step(setup.params, state, **setup.components, stop=stop)
 
 
 @functools.partial(
   jax.jit,
-  static_argnames=('model', 'drafter', 'verify', 'stop'),
+  static_argnames=('model', 'drafter', 'verify'),
   donate_argnames=('state',),
 )
 def _step(params: Params, state: DecodeState, **components):

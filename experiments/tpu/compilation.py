@@ -29,6 +29,7 @@ from specsample.drafters import trainable
 from specsample.drafters import wrapper
 from specsample.loop import decode
 from specsample.loop import request as request_lib
+from specsample.loop import stopping
 from specsample.models import int8
 from specsample.models import transformer
 from specsample.types import Drafter, Params, Verifier
@@ -181,12 +182,13 @@ def run(
       return prefill.compiled(target, config, elapsed()), None
     step(f'{target.topology}: decoding loop')
     state = _structs(lowered.out_info, prefill.output_shardings)
-    lowered = decode.advance.lower(
+    lowered = decode._advance.lower(
       params,
       state,
       model=config.model,
       drafter=config.drafter,
       verify=config.verify,
+      stop=stopping.Stop().conditions(),
       max_rounds=jax.ShapeDtypeStruct((), jnp.int32),
     )
     loop = _compile(lowered, (params, state), target.chip)

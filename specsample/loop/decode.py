@@ -3,8 +3,9 @@
 `generate` runs `prefill`, `advance` and `finish`. Each of them is compiled on
 its own, because one program for all three took 100 MB more memory to compile.
 Streaming, refilling and online updates call the three functions directly. The
-model, drafter, verifier and stop conditions are static arguments, so there is
-one executable for each combination of them and each prompt bucket.
+model, drafter and verifier are static arguments, so there is one executable for
+each combination of them and each size of the buffers, whatever the stop
+conditions. Only the last step of `finish`, a cut, has one for each M.
 """
 
 import dataclasses
@@ -39,6 +40,8 @@ from specsample.types import (
 # Tracing takes a while, and even a hit in JAX's own trace cache would cost 2 ms
 # per call.
 _FITTING: set[tuple] = set()
+# An output is made with a power of two of columns, at least this many.
+_LEAST_COLUMNS = 64
 
 
 def generate(
@@ -113,14 +116,14 @@ def generate(
     verify=verify,
     log_probs=log_probs,
   )
-  run = _advance_and_keep if sharding.is_traced() else advance
+  run = _advance_and_keep if sharding.is_traced() else _advance
   state = run(
     params,
     state,
     model=model,
     drafter=drafter,
     verify=verify,
-    stop=stop,
+    stop=stopping.placed(stop, model),
     # Upper bound: every round emits at least one token. The transfer to the
     # device is explicit, like the request's.
     max_rounds=jax.device_put(np.int32(state.tokens.shape[1])),
@@ -230,10 +233,6 @@ def check_rule(
   _FITTING.add(fitting)
 
 
-_STATIC = ('model', 'drafter', 'verify', 'stop')
-
-
-@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=('state',))
 def advance(
   params: Params,
   state: DecodeState,
@@ -242,8 +241,8 @@ def advance(
   drafter: Drafter,
   verify: Verifier,
   stop: Stop = Stop(),
-  max_rounds: Array | int | None = None,
-  max_finished: Array | int | None = None,
+  max_rounds: ArrayLike | np.integer | int | None = None,
+  max_finished: ArrayLike | np.integer | int | None = None,
 ) -> DecodeState:
   """Runs rounds until every row is done, at most `max_rounds` of them.
 
@@ -263,7 +262,33 @@ def advance(
       of the drafter given to `prefill`, which sized the state; a stop token is
       outside the vocabulary; or another argument does not fit.
   """
-  stopping.check(stop, model)
+  return _advance(
+    params,
+    state,
+    model=model,
+    drafter=drafter,
+    verify=verify,
+    stop=stopping.placed(stop, model),
+    max_rounds=max_rounds,
+    max_finished=max_finished,
+  )
+
+
+_STATIC = ('model', 'drafter', 'verify')
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=('state',))
+def _advance(
+  params: Params,
+  state: DecodeState,
+  *,
+  model: Model,
+  drafter: Drafter,
+  verify: Verifier,
+  stop: stopping.Conditions,
+  max_rounds: ArrayLike | np.integer | int | None = None,
+  max_finished: ArrayLike | np.integer | int | None = None,
+) -> DecodeState:
   checks.verifier(verify)
   _check_state(state)
   request_lib.check_params(params, model, drafter)
@@ -306,10 +331,9 @@ def advance(
 
 # Under `jax.grad` two leaves of a state may be one buffer, which cannot be
 # donated twice.
-_advance_and_keep = jax.jit(inspect.unwrap(advance), static_argnames=_STATIC)
+_advance_and_keep = jax.jit(inspect.unwrap(_advance), static_argnames=_STATIC)
 
 
-@functools.partial(jax.jit, static_argnames=('max_new_tokens', 'batch_size'))
 def finish(
   state: DecodeState, *, max_new_tokens: int, batch_size: int | None = None
 ) -> Output:
@@ -331,8 +355,15 @@ def finish(
   max_new_tokens = checks.count('max_new_tokens', max_new_tokens)
   if batch_size is not None:
     batch_size = checks.count('batch_size', batch_size)
-  lengths = jnp.minimum(state.length - state.prompt_length, max_new_tokens)
-  offsets = jnp.arange(max_new_tokens)
+  room = max(_LEAST_COLUMNS, 1 << (max_new_tokens - 1).bit_length())
+  return _cut(_emitted(state, room=room), max_new_tokens, batch_size)
+
+
+@functools.partial(jax.jit, static_argnames='room')
+def _emitted(state: DecodeState, *, room: int) -> Output:
+  """Returns the output of all rows with `room` columns."""
+  lengths = state.length - state.prompt_length
+  offsets = jnp.arange(room)
   columns = state.prompt_length[:, None] + offsets
   emitted = offsets < lengths[:, None]
 
@@ -342,7 +373,7 @@ def finish(
     values = jnp.take_along_axis(buffer, columns, axis=1, mode='clip')
     return jnp.where(emitted, values, 0)
 
-  output = Output(
+  found = Output(
     tokens=emissions(state.tokens),
     lengths=lengths,
     log_probs=emissions(state.log_probs),
@@ -356,7 +387,27 @@ def finish(
     accepted=state.accepted,
     stop_reason=state.stop_reason,
   )
-  return jax.tree.map(lambda x: x[:batch_size], sharding.replicate(output))
+  return sharding.replicate(found)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _cut(output: Output, max_new_tokens: int, batch_size: int | None) -> Output:
+  kept = jax.tree.map(
+    lambda x: x[:batch_size], first_columns(output, max_new_tokens)
+  )
+  lengths = jnp.minimum(kept.lengths, max_new_tokens)
+  return dataclasses.replace(kept, lengths=lengths)
+
+
+def first_columns(output: Output, count: int) -> Output:
+  """Returns an output whose rows have only their first `count` columns."""
+  names = ('tokens', 'log_probs', 'warped_log_probs', 'scored', 'ties')
+  cut = {
+    name: x[:, :count]
+    for name in (*names, 'origin', 'emit_round')
+    if (x := getattr(output, name)) is not None
+  }
+  return dataclasses.replace(output, **cut)
 
 
 def _check_state(state):

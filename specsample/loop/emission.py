@@ -57,7 +57,7 @@ def emit(
   draft: Draft,
   verdict: Verdict,
   valid: Array,
-  stop: stopping.Stop,
+  stop: stopping.Conditions,
 ) -> Emission:
   """Returns the kept drafts and the next token, cut where the row stops.
 

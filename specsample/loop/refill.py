@@ -387,17 +387,7 @@ def _row(output: Output, row: int, job: Job) -> Output:
   """Returns one row [1, ...], cut to the job's `max_new_tokens` columns."""
   # Copied, because a view would keep all rows alive.
   one = jax.tree.map(lambda x: x[row : row + 1].copy(), output)
-  cut = lambda x: None if x is None else x[:, : job.max_new_tokens]
-  return dataclasses.replace(
-    one,
-    tokens=cut(one.tokens),
-    log_probs=cut(one.log_probs),
-    warped_log_probs=cut(one.warped_log_probs),
-    scored=cut(one.scored),
-    ties=cut(one.ties),
-    origin=cut(one.origin),
-    emit_round=cut(one.emit_round),
-  )
+  return decode.first_columns(one, job.max_new_tokens)
 
 
 def _places(rows: Sequence[int], fresh: DecodeState) -> np.ndarray:

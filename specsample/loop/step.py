@@ -72,7 +72,7 @@ def step(
   model: Model,
   drafter: Drafter,
   verify: Verifier,
-  stop: stopping.Stop,
+  stop: stopping.Conditions,
 ) -> tuple[Round, DecodeState]:
   """Runs one round: emits up to K + 1 tokens per row that is not done.
 

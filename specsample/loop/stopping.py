@@ -1,22 +1,50 @@
-"""Stop conditions other than a row's length: EOS ids and token sequences."""
+"""Stop conditions other than a row's length: EOS ids and token sequences.
+
+The compiled loop gets them as arrays whose sizes are rounded up, so that other
+conditions of about the same size need no other program.
+"""
 
 from collections.abc import Sequence
 import dataclasses
 import operator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specsample import checks
-from specsample.types import Array, DecodeState, StopReason
+from specsample import sharding
+from specsample import types
+from specsample.types import Array, ArrayLike, DecodeState, Model, StopReason
+
+# The fewest end tokens, stop sequences and tokens of one that have room.
+_LEAST = 8
+
+
+@types.pytree
+class Conditions:
+  """A `Stop` as arrays, padded so that many stops have the same shapes."""
+
+  eos_ids: ArrayLike  # [E] int32, padded with -1
+  # [R, L] int32, each at the end of its row, behind -1. A row of -1 pads.
+  sequences: ArrayLike
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stop:
-  """Stop conditions other than length. The stop tokens are emitted too."""
+  """Stop conditions other than length. The stop tokens are emitted too.
+
+  Attributes:
+    eos_ids: a row ends with any of these tokens.
+    sequences: a row ends where its last new tokens are one of these sequences,
+      token by token. A match that begins in the prompt does not count. A text
+      has many spellings, of which this matches one: 'Blue' and ' Blue' are
+      different tokens, and a sequence that begins with BOS, as
+      `Tokenizer.encode` may return it, never matches.
+  """
 
   eos_ids: Sequence[int] = ()
-  # Token sequences; a match that begins in the prompt does not count.
   sequences: Sequence[Sequence[int]] = ()
 
   def __post_init__(self):
@@ -47,6 +75,23 @@ class Stop:
           f"{vocab_size}: was it made by another model's tokenizer?"
         )
 
+  def conditions(self) -> Conditions:
+    """Returns the stop as arrays on the host."""
+    longest = max(map(len, self.sequences), default=0)
+    sequences = np.full((_room(len(self.sequences)), _room(longest)), -1)
+    for row, ids in zip(sequences, self.sequences, strict=False):
+      row[-len(ids) :] = ids
+    eos_ids = np.full(max(_LEAST, _room(len(self.eos_ids))), -1)
+    eos_ids[: len(self.eos_ids)] = self.eos_ids
+    return Conditions(
+      eos_ids=eos_ids.astype(np.int32), sequences=sequences.astype(np.int32)
+    )
+
+
+def _room(count: int) -> int:
+  """Returns 0, or a count rounded up to a power of two, at least `_LEAST`."""
+  return max(_LEAST, 1 << (count - 1).bit_length()) if count else 0
+
 
 def _ids(ids) -> tuple[int, ...]:
   if isinstance(ids, bytes) or any(isinstance(i, bool) for i in ids):
@@ -61,26 +106,47 @@ def check(stop: Any, model: Any) -> None:
   stop.check(model.vocab_size)
 
 
-def reasons(state: DecodeState, tokens: Array, stop: Stop) -> Array:
+def placed(stop: Any, model: Model) -> Conditions:
+  """Checks a stop and puts it on the device, whole on each of a mesh.
+
+  Raises:
+    ValueError: as `check`.
+  """
+  check(stop, model)
+  found = stop.conditions()
+  whole = lambda x: (None,) * x.ndim
+  return sharding.place(found, jax.tree.map(whole, found))
+
+
+def reasons(state: DecodeState, tokens: Array, stop: Conditions) -> Array:
   """Returns the StopReason [B, n] that each of tokens [B, n] gives, or 0.
 
   The tokens follow those in the state; a stop sequence may begin in an earlier
   round.
   """
-  eos_ids = jnp.asarray(stop.eos_ids, jnp.int32)
-  is_eos = jnp.any(tokens[..., None] == eos_ids, axis=-1)
-  longest = max([len(sequence) for sequence in stop.sequences], default=1)
-  positions = state.length[:, None] + jnp.arange(1 - longest, 0)
+  is_eos = jnp.any(tokens[..., None] == stop.eos_ids, axis=-1)
+  reason = jnp.where(
+    _ends_sequence(state, tokens, stop.sequences),
+    *(StopReason.SEQUENCE, StopReason.RUNNING),
+  )
+  return jnp.where(is_eos, StopReason.EOS, reason)
+
+
+def _ends_sequence(state, tokens, sequences) -> Array:
+  """Returns which of the tokens [B, n] end one of the sequences [R, L]."""
+  longest, count = sequences.shape[1], tokens.shape[1]
+  if not longest:
+    return jnp.zeros(tokens.shape, bool)
+  recent = _recent(state, tokens, longest - 1)
+  ends = [recent[:, i : i + count] for i in range(longest)]
+  is_same = jnp.stack(ends, axis=-1)[:, :, None] == sequences
+  matches = jnp.all(is_same | (sequences < 0), axis=-1)
+  return jnp.any(matches & (sequences[:, -1] >= 0), axis=-1)
+
+
+def _recent(state, tokens, before) -> Array:
+  """Returns the tokens behind those `before` them; -1 is not a new token."""
+  positions = state.length[:, None] + jnp.arange(-before, 0)
   earlier = jnp.take_along_axis(state.tokens, jnp.maximum(positions, 0), axis=1)
   earlier = jnp.where(positions >= state.prompt_length[:, None], earlier, -1)
-  recent = jnp.concatenate([earlier, tokens], axis=1)
-
-  ends_sequence = jnp.zeros(tokens.shape, bool)
-  for sequence in stop.sequences:
-    matches = jnp.ones(tokens.shape, bool)
-    for back, token in enumerate(reversed(sequence)):
-      begin = longest - 1 - back
-      matches &= recent[:, begin : begin + tokens.shape[1]] == token
-    ends_sequence |= matches
-  reason = jnp.where(ends_sequence, StopReason.SEQUENCE, StopReason.RUNNING)
-  return jnp.where(is_eos, StopReason.EOS, reason)
+  return jnp.concatenate([earlier, tokens], axis=1)

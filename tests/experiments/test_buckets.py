@@ -119,7 +119,7 @@ def test_an_evaluation_goes_on_from_a_bucket(
     *(f'memory_bandwidth,{i}.json' for i in range(2)),
     *(f'generation,ngram,{i}.json' for i in range(3)),
   }
-  cached = list((tmp_path / 'bucket' / 'cache').glob('jit_advance*'))
+  cached = list((tmp_path / 'bucket' / 'cache').glob('jit__advance*'))
   assert cached
 
   # As if it had been preempted before two units and the results.

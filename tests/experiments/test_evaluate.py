@@ -349,7 +349,7 @@ def test_a_profile_is_of_one_generation(others):
   content = profile.read_bytes()
   # It holds what ran, and nothing that was compiled meanwhile. (The names of a
   # round's parts may be from a program that an older version left in a cache.)
-  assert b'jit_advance' in content and b'jit(advance)/while/body/' in content
+  assert b'jit__advance' in content and b'jit(_advance)/while/body/' in content
   assert b'backend_compile' not in content
   assert list(of_run.glob('*.trace.json.gz'))
   assert 'profile, skip' in drawn.outcome.err

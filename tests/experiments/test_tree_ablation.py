@@ -341,7 +341,7 @@ def test_one_line_says_what_to_do(outcomes, binding):
 def test_nothing_is_left_and_nothing_compiled(outcomes):
   _, left, programs = outcomes
   assert left == []
-  assert not programs & {'jit__prefill', 'jit_advance', 'jit_drafted_rounds'}
+  assert not programs & {'jit__prefill', 'jit__advance', 'jit_drafted_rounds'}
 
 
 def test_no_candidate_is_larger_than_what_is_timed():

@@ -16,6 +16,7 @@ from specsample import testing
 from specsample import tree
 from specsample import types
 from specsample import verify
+from specsample.loop import decode
 from specsample.testing import hash_model
 from specsample.types import ModelOutput, Origin, StopReason
 
@@ -363,6 +364,13 @@ def test_a_row_that_is_cancelled_stays_as_it_is():
   assert state.length.tolist() == [31, before]
 
 
+def _lowered(params, state, **components):
+  stop = specsample.Stop().conditions()
+  return decode._advance.lower(
+    params, state, stop=stop, max_rounds=4, **components
+  )
+
+
 def test_a_profile_can_tell_the_parts_of_a_round():
   components = {'model': TARGET, 'drafter': drafters.Ngram(num_draft_tokens=2)}
   prompts, lengths = specsample.pad_prompts([[1, 2, 3]])
@@ -375,11 +383,9 @@ def test_a_profile_can_tell_the_parts_of_a_round():
     max_new_tokens=4,
     **components,
   )
-  lowered = specsample.advance.lower(
-    PARAMS, state, verify=verify.chain, max_rounds=3, **components
-  )
+  lowered = _lowered(PARAMS, state, verify=verify.chain, **components)
   text = lowered.as_text(debug_info=True)
-  parts = re.findall(r'"jit\(advance\)/while/body/(\w+)/', text)
+  parts = re.findall(r'"jit\(_advance\)/while/body/(\w+)/', text)
   # A round has no operation outside of the three parts.
   assert set(parts) == {'draft', 'verify', 'commit'}
   # N-gram lookup compares tokens and needs no softmax.
@@ -402,9 +408,7 @@ def test_a_round_of_a_tree_copies_no_cache():
     params,
     jax.ShapeDtypeStruct((1, 3), np.int32),
   )
-  rounds = specsample.advance.lower(
-    params, state, verify=verify.tree, max_rounds=4, **components
-  )
+  rounds = _lowered(params, state, verify=verify.tree, **components)
   program = rounds.compile().as_text()
   slots = state.cache.keys[0].shape[2]  # no other array has as many
   found = re.findall(rf'\w+\[1,\d+,{slots},\d+\]\S* (\S+)\(', program)

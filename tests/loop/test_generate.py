@@ -187,7 +187,7 @@ def test_row_of_a_running_batch_can_be_refilled():
 
 
 def _num_executables():
-  parts = (decode._prefill, decode.advance, decode.finish)
+  parts = (decode._prefill, decode._advance, decode._emitted)
   return [part._cache_size() for part in parts]
 
 
@@ -215,6 +215,40 @@ def test_one_executable_a_bucket_and_no_transfer():
   with jax.transfer_guard('disallow'):
     call(arguments[0], other, arguments[2], key).tokens.block_until_ready()
   assert _num_executables() == before
+
+
+def _until(row, eos_ids=(), sequences=()):
+  """Returns a row up to its first stop."""
+  ends = [
+    n
+    for n in range(1, len(row) + 1)
+    for sequence in (*([i] for i in eos_ids), *sequences)
+    if row[max(0, n - len(sequence)) : n] == list(sequence)
+  ]
+  return row[: min(ends, default=len(row))]
+
+
+def test_lengths_and_stops_share_executables():
+  # With shared noise, a row's tokens do not depend on what the limit cuts off.
+  settings = {'verify': verify.coupled, 'max_length': 80}
+  whole = rows(generate(max_new_tokens=16, **settings))
+  before = _num_executables()
+  for most in range(1, 17):
+    output = generate(max_new_tokens=most, **settings)
+    assert output.tokens.shape[1] == most
+    assert rows(output) == [row[:most] for row in whole]
+  assert _num_executables() == before
+  first = whole[0]
+  stops = [{'eos_ids': first[i : 2 * i + 1]} for i in range(4)]
+  stops += [{'sequences': [first[5 - i : 7], first[9:]]} for i in range(3)]
+  stops += [{'sequences': [first[i:][:2] for i in range(8)], 'eos_ids': [3]}]
+  for given in stops:
+    stop = specsample.Stop(**given)
+    output = generate(max_new_tokens=16, stop=stop, **settings)
+    assert rows(output) == [_until(row, **given) for row in whole]
+  # One without room for sequences, which was there before, and one with it.
+  grown = [a - b for a, b in zip(_num_executables(), before, strict=True)]
+  assert grown == [0, 1, 0]
 
 
 def test_can_be_traced_by_the_caller():

@@ -202,7 +202,7 @@ def test_samples_of_a_prompt_share_its_prefill():
 def _num_compiled():
   """Counts all executables of the batch, those that write its rows too."""
   parts = (
-    *(decode.advance, decode.finish, decode._prefill),
+    *(decode._advance, decode._emitted, decode._prefill),
     *(refill._empty, refill._replace, refill._row_keys, refill._keep_rows),
   )
   return [part._cache_size() for part in parts]

@@ -53,7 +53,7 @@ def _rollout(params, key, num_samples=4):
 def _num_compiled():
   # Not the small programs that write rows: on Auto axes the compiler decides
   # how a state is divided, and they are compiled for each of its choices.
-  parts = (decode.advance, decode.finish, decode._prefill)
+  parts = (decode._advance, decode._emitted, decode._prefill)
   return [part._cache_size() for part in parts]
 
 

@@ -15,6 +15,7 @@ from specsample import indexing
 from specsample import sharding
 from specsample import verify
 from specsample.loop import decode
+from specsample.loop import stopping
 from specsample.models import gated_delta
 from specsample.models import replicated
 from specsample.models import transformer
@@ -61,8 +62,12 @@ def counts_of_a_round(mesh, rule, model=MODEL):
       max_new_tokens=8,
       **settings,
     )
-    lowered = decode.advance.lower(
-      arguments[0], state, verify=rule, max_rounds=8, **settings
+    lowered = decode._advance.lower(
+      *(arguments[0], state),
+      verify=rule,
+      stop=stopping.placed(specsample.Stop(), model),
+      max_rounds=8,
+      **settings,
     )
   return hlo_counts.count(lowered.compile().as_text(), model.vocab_size)
 

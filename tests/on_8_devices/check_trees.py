@@ -14,6 +14,8 @@ from specsample import sharding
 from specsample import testing
 from specsample import tree
 from specsample import verify
+from specsample.loop import decode
+from specsample.loop import stopping
 from specsample.models import transformer
 from specsample.testing import trained
 from specsample.types import DraftKind
@@ -173,11 +175,13 @@ def generate(params, case, sampling):
     max_new_tokens=MAX_NEW_TOKENS,
     **of_both,
   )
-  lowered = specsample.advance.lower(
-    params, state, verify=rule, max_rounds=MAX_NEW_TOKENS, **of_both
+  stop = stopping.placed(specsample.Stop(), TARGET)
+  dynamic = {'stop': stop, 'max_rounds': MAX_NEW_TOKENS}
+  lowered = decode._advance.lower(
+    params, state, verify=rule, **dynamic, **of_both
   )
   loop = lowered.compile()
-  state = loop(params, state, max_rounds=MAX_NEW_TOKENS)
+  state = loop(params, state, **dynamic)
   output = specsample.finish(
     state, max_new_tokens=MAX_NEW_TOKENS, batch_size=len(LENGTHS)
   )

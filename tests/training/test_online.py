@@ -225,7 +225,7 @@ def test_a_number_a_row_is_taken_and_a_stop_that_is_none_refused():
 def test_decoding_and_learning_are_one_executable_each():
   learned = online.init(_params(), _LEARNER)
   _, learned, _ = _generate(learned)
-  parts = (decode.advance, online._learn, online.examples)
+  parts = (decode._advance, online._learn, online.examples)
   sizes = [part._cache_size() for part in parts]
   _generate(learned, seed=1)
   assert [part._cache_size() for part in parts] == sizes

@@ -40,7 +40,7 @@ def _conversation(target, drafter, max_length=384):
 
 
 def _programs():
-  compiled = (decode.advance, decode._prefill, turns._extend)
+  compiled = (decode._advance, decode._prefill, turns._extend)
   return [program._cache_size() for program in compiled]
 
 
