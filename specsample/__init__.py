@@ -35,6 +35,7 @@ from specsample.sampling import Sampling
 from specsample.types import Origin, Output, StopReason
 from specsample.vocabularies import slem
 from specsample.vocabularies.padding import match_vocabulary
+from specsample.vocabularies.stop_texts import StopTexts
 from specsample.vocabularies.vocab_map import map_vocabulary
 from specsample.vocabularies.vocab_map import VocabMap
 
@@ -50,6 +51,7 @@ __all__ = [
   'Sampling',
   'Stop',
   'StopReason',
+  'StopTexts',
   'VocabMap',
   'advance',
   'auto',

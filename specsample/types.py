@@ -82,7 +82,7 @@ class StopReason(enum.IntEnum):
 
   RUNNING = 0
   EOS = 1
-  SEQUENCE = 2
+  SEQUENCE = 2  # a stop sequence or a stop text
   MAX_NEW_TOKENS = 3
   CACHE_FULL = 4
   INVALID_LOGITS = 5

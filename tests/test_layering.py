@@ -35,7 +35,10 @@ _LAYERS = (
   ('models', 'drafters'),
   ('loading.load',),
   ('loading.card', 'loading.published'),
-  ('vocabularies.padding', 'vocabularies.vocab_map'),
+  (
+    *('vocabularies.padding', 'vocabularies.stop_texts'),
+    'vocabularies.vocab_map',
+  ),
   ('loading.drafter', 'loading.published.pard', 'memory.store_files'),
   ('loading.export', 'loading.model_card'),
   ('loop.stopping', 'loop.dependence'),

@@ -188,7 +188,7 @@ def run(
       model=config.model,
       drafter=config.drafter,
       verify=config.verify,
-      stop=stopping.Stop().conditions(),
+      stop=stopping.Stop().conditions(config.model.vocab_size),
       max_rounds=jax.ShapeDtypeStruct((), jnp.int32),
     )
     loop = _compile(lowered, (params, state), target.chip)

@@ -5,7 +5,8 @@ its own, because one program for all three took 100 MB more memory to compile.
 Streaming, refilling and online updates call the three functions directly. The
 model, drafter and verifier are static arguments, so there is one executable for
 each combination of them and each size of the buffers, whatever the stop
-conditions. Only the last step of `finish`, a cut, has one for each M.
+conditions. Only the last step of `finish`, a cut, has one for each M. Equal
+`max_length` gives buffers of equal size, whatever M.
 """
 
 import dataclasses
@@ -279,16 +280,8 @@ _STATIC = ('model', 'drafter', 'verify')
 
 @functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=('state',))
 def _advance(
-  params: Params,
-  state: DecodeState,
-  *,
-  model: Model,
-  drafter: Drafter,
-  verify: Verifier,
-  stop: stopping.Conditions,
-  max_rounds: ArrayLike | np.integer | int | None = None,
-  max_finished: ArrayLike | np.integer | int | None = None,
-) -> DecodeState:
+  params, state, *, model, drafter, verify, stop, max_rounds, max_finished=None
+):
   checks.verifier(verify)
   _check_state(state)
   request_lib.check_params(params, model, drafter)

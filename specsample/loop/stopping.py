@@ -1,4 +1,4 @@
-"""Stop conditions other than a row's length: EOS ids and token sequences.
+"""Stop conditions other than a row's length: EOS ids, token sequences, texts.
 
 The compiled loop gets them as arrays whose sizes are rounded up, so that other
 conditions of about the same size need no other program.
@@ -18,7 +18,7 @@ from specsample import sharding
 from specsample import types
 from specsample.types import Array, ArrayLike, DecodeState, Model, StopReason
 
-# The fewest end tokens, stop sequences and tokens of one that have room.
+# The fewest end tokens, stop sequences, tokens of one and so on that have room.
 _LEAST = 8
 
 
@@ -29,6 +29,10 @@ class Conditions:
   eos_ids: ArrayLike  # [E] int32, padded with -1
   # [R, L] int32, each at the end of its row, behind -1. A row of -1 pads.
   sequences: ArrayLike
+  # `StopTexts.table`, if there are texts. The class of token -1 comes first.
+  classes: ArrayLike | None = None  # [V + 1] int32
+  moves: ArrayLike | None = None  # [N, C] int32
+  before: int = types.static(default=0)  # how many tokens a text may begin back
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,10 +46,13 @@ class Stop:
       has many spellings, of which this matches one: 'Blue' and ' Blue' are
       different tokens, and a sequence that begins with BOS, as
       `Tokenizer.encode` may return it, never matches.
+    texts: a row ends with the token that completes one of these texts, however
+      it is spelled: StopTexts(tokenizer, ['Question:']).
   """
 
   eos_ids: Sequence[int] = ()
   sequences: Sequence[Sequence[int]] = ()
+  texts: Any = None  # a `StopTexts`, which the loop does not know
 
   def __post_init__(self):
     """Turns lists into tuples; raises ValueError unless they hold integers."""
@@ -62,6 +69,11 @@ class Stop:
         f'sequences are {sequences}, but an empty one would match everywhere: '
         'leave it out'
       )
+    if self.texts is not None:
+      checks.has(
+        *('texts', self.texts, ('table',)),
+        'give StopTexts(tokenizer, [...]), or leave it out',
+      )
     object.__setattr__(self, 'eos_ids', ids)
     object.__setattr__(self, 'sequences', sequences)
 
@@ -75,7 +87,7 @@ class Stop:
           f"{vocab_size}: was it made by another model's tokenizer?"
         )
 
-  def conditions(self) -> Conditions:
+  def conditions(self, vocab_size: int) -> Conditions:
     """Returns the stop as arrays on the host."""
     longest = max(map(len, self.sequences), default=0)
     sequences = np.full((_room(len(self.sequences)), _room(longest)), -1)
@@ -83,8 +95,17 @@ class Stop:
       row[-len(ids) :] = ids
     eos_ids = np.full(max(_LEAST, _room(len(self.eos_ids))), -1)
     eos_ids[: len(self.eos_ids)] = self.eos_ids
-    return Conditions(
+    found = Conditions(
       eos_ids=eos_ids.astype(np.int32), sequences=sequences.astype(np.int32)
+    )
+    if self.texts is None:
+      return found
+    classes, moves, longest = self.texts.table(vocab_size)
+    return dataclasses.replace(
+      found,
+      classes=np.pad(classes, (1, 0)),
+      moves=np.pad(moves, [(0, _room(size) - size) for size in moves.shape]),
+      before=_room(longest) - 1,
     )
 
 
@@ -113,7 +134,7 @@ def placed(stop: Any, model: Model) -> Conditions:
     ValueError: as `check`.
   """
   check(stop, model)
-  found = stop.conditions()
+  found = stop.conditions(model.vocab_size)
   whole = lambda x: (None,) * x.ndim
   return sharding.place(found, jax.tree.map(whole, found))
 
@@ -125,10 +146,10 @@ def reasons(state: DecodeState, tokens: Array, stop: Conditions) -> Array:
   round.
   """
   is_eos = jnp.any(tokens[..., None] == stop.eos_ids, axis=-1)
-  reason = jnp.where(
-    _ends_sequence(state, tokens, stop.sequences),
-    *(StopReason.SEQUENCE, StopReason.RUNNING),
-  )
+  ends = _ends_sequence(state, tokens, stop.sequences)
+  if stop.moves is not None:
+    ends |= _ends_text(state, tokens, stop)
+  reason = jnp.where(ends, StopReason.SEQUENCE, StopReason.RUNNING)
   return jnp.where(is_eos, StopReason.EOS, reason)
 
 
@@ -142,6 +163,30 @@ def _ends_sequence(state, tokens, sequences) -> Array:
   is_same = jnp.stack(ends, axis=-1)[:, :, None] == sequences
   matches = jnp.all(is_same | (sequences < 0), axis=-1)
   return jnp.any(matches & (sequences[:, -1] >= 0), axis=-1)
+
+
+def _ends_text(state, tokens, stop) -> Array:
+  """Returns which of the tokens [B, n] complete a text.
+
+  An earlier token adds a byte or more, so that what is under way has begun
+  within the last `before` tokens.
+  """
+
+  def of_rows(recent, classes, moves):
+    def read(now, kind):
+      move = moves[now, kind]
+      return move // 2, move % 2
+
+    first = 0 * recent[:, 0]  # divided like the rows
+    _, ended = jax.lax.scan(read, first, classes[recent + 1].T)
+    return ended.T[:, stop.before :] > 0
+
+  return sharding.map_parts(
+    of_rows,
+    (_recent(state, tokens, stop.before), stop.classes, stop.moves),
+    (('batch', None), (None,), (None, None)),
+    result=('batch', None),
+  )
 
 
 def _recent(state, tokens, before) -> Array:

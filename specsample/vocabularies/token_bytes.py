@@ -119,7 +119,8 @@ def _decoder(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
     if step['type'] not in known and not is_replace:
       raise ValueError(
         f'a tokenizer decodes with {step}, so it is not known what its tokens '
-        'stand for: draft with slem.generate, which exchanges text'
+        'stand for: draft with slem.generate, which exchanges text, or stop at '
+        'token ids, with Stop(sequences=...)'
       )
   return steps
 

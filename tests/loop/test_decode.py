@@ -365,7 +365,7 @@ def test_a_row_that_is_cancelled_stays_as_it_is():
 
 
 def _lowered(params, state, **components):
-  stop = specsample.Stop().conditions()
+  stop = specsample.Stop().conditions(VOCAB)
   return decode._advance.lower(
     params, state, stop=stop, max_rounds=4, **components
   )

@@ -31,6 +31,19 @@ _PROMPTS = [[i + 1] * (1 + 17 * i % 50) for i in range(11)]
 _MOST = np.asarray([3, 11, 1, 7, 11, 2, 5, 11, 4, 6, 2])
 
 
+@dataclasses.dataclass(frozen=True)
+class _Texts:
+  """Ends with a token below 16 behind one of at least 56."""
+
+  def table(self, vocab_size):
+    ids = np.arange(vocab_size)
+    moves = np.asarray([[0, 0, 2], [0, 1, 2]], np.int32)
+    return np.select([ids < 16, ids >= 56], [1, 2]).astype(np.int32), moves, 2
+
+
+_STOP = specsample.Stop(eos_ids=(7,), sequences=((9, 9), (1,)), texts=_Texts())
+
+
 def _generate_all(params, **kwargs):
   return list(
     specsample.generate_all(
@@ -44,7 +57,7 @@ def _generate_all(params, **kwargs):
         temperature=np.linspace(0, 1, 11), repetition_penalty=1.3
       ),
       max_new_tokens=_MOST,
-      stop=specsample.Stop(eos_ids=(7,)),
+      stop=_STOP,
       **kwargs,
     )
   )
@@ -68,4 +81,6 @@ def test_every_output_is_that_of_one_device():
       np.testing.assert_allclose(getattr(output, name), values, atol=1e-4)
     same = dataclasses.replace(output, **rounded)
     jax.tree.map(np.testing.assert_array_equal, same, alone)
+  reasons = [specsample.StopReason(x.stop_reason[0]).name for x in expected]
+  assert set(reasons) == {'EOS', 'SEQUENCE', 'MAX_NEW_TOKENS'}
   assert {len(output.tokens[0]) for output in found} == set(_MOST.tolist())
