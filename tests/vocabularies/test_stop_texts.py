@@ -126,7 +126,7 @@ def test_stop_texts_share_executables_and_refilled_rows_stop_too():
   for texts in (('lue',), ('Bl', '\n'), ('é',), ('ue n',), ('\n\nB', 'e')) * 2:
     stop = specsample.Stop(texts=specsample.StopTexts(tokenizer, texts))
     whole, _ = _generate(stop, max_new_tokens=24)
-  assert decode._advance._cache_size() - before == 1
+  assert decode._advance._cache_size() - before <= 1
   refilled = specsample.generate_all(
     {'target': {}, 'drafter': {}},
     _PROMPTS,
