@@ -1,11 +1,13 @@
 """Assertions that your own drafter or verifier has to satisfy.
 
-Each raises an AssertionError with the numbers, and takes from seconds to a
-minute on a CPU. A `HashModel` needs no parameters and is the strictest target.
+Each raises an AssertionError with the numbers, and takes from seconds to a few
+minutes on a CPU. A `HashModel` needs no parameters and is the strictest target.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 import dataclasses
+import sys
+import time
 from typing import Any
 
 import jax
@@ -40,6 +42,8 @@ from specsample.types import (
 
 # Buffers are as long as a number of chunks of this many tokens.
 _CHUNK = 128
+# Between two lines of `_counted`.
+_SECONDS = 10
 
 
 def assert_draft(
@@ -96,10 +100,11 @@ def assert_exact(
   drafts of the kinds that the rule accepts, and tests whether the rule itself
   draws from that law. For a positional rule these are point masses only,
   because other drafts depend on the noise (see `assert_equals_plain_sampling`).
+  By default this takes two minutes on a CPU; lines on stderr say how far it is.
 
   Args:
     verify: the rule.
-    cases: by default `testing.cases.standard_cases()`.
+    cases: by default `testing.cases.rule_cases()`.
     tolerance: the largest allowed error of a string's probability, and the
       largest allowed total variation distance.
 
@@ -108,7 +113,7 @@ def assert_exact(
   """
   checks.verifier(verify)
   if cases is None:
-    cases = cases_lib.standard_cases()
+    cases = cases_lib.rule_cases()
   chosen, errors = _errors(verify, cases)
   # Written so that NaN fails as well.
   failures = [
@@ -122,7 +127,7 @@ def assert_exact(
   )
   contrary = [
     _named(case)
-    for case in chosen
+    for case in _counted(chosen, 'verdicts drawn')
     if not rule_calls.compare(
       verify, case.proposal, case.target, jax.random.key(0)
     ).passed
@@ -138,7 +143,7 @@ def _errors(verify, cases) -> tuple[list[Case], dict[str, float]]:
   kinds = {DraftKind.POINT_MASS} if verify.positional else verify.draft_kinds
   chosen = [case for case in cases if case.kind in kinds]
   found = {}
-  for case in chosen:
+  for case in _counted(chosen, 'laws enumerated'):
     enumeration = enumerate_lib.Enumeration(verify, case.proposal, case.target)
     for rounds in case.rounds:
       found[f'{_named(case)}, {rounds} rounds'] = np.max(
@@ -150,6 +155,16 @@ def _errors(verify, cases) -> tuple[list[Case], dict[str, float]]:
     'rounds'
   )
   return chosen, found
+
+
+def _counted(cases: list[Case], done: str) -> Iterator[Case]:
+  """Yields cases; says on stderr every few seconds how many are done."""
+  last = time.monotonic()
+  for i, case in enumerate(cases):
+    yield case
+    if time.monotonic() - last >= _SECONDS and i + 1 < len(cases):
+      last = time.monotonic()
+      print(f'{done}: {i + 1} of {len(cases)} cases', file=sys.stderr)
 
 
 def _named(case):

@@ -60,13 +60,21 @@ EVERY_SETTING = Sampling(
 
 
 def standard_cases(drafter_rounds: int = 3) -> Iterator[Case]:
-  """Yields the cases for every rule: K = 1..3, V = 2..4, 2 and 3 rounds.
-
-  V = 4 with K = 3 has too many strings (4 ** 12) for a third round.
+  """Yields `rule_cases`, and cases of the shipped drafters and policies.
 
   Args:
     drafter_rounds: the number of rounds for the shipped drafters, 2 or 3. Most
       of the time for a third round goes to drafting after each string of two.
+  """
+  yield from rule_cases()
+  yield from drafter_cases(drafter_rounds)
+  yield from policy_cases()
+
+
+def rule_cases() -> Iterator[Case]:
+  """Yields the cases for every rule: K = 1..3, V = 2..4, 2 and 3 rounds.
+
+  V = 4 with K = 3 has too many strings (4 ** 12) for a third round.
   """
   for vocab_size, num_draft_tokens in _SHAPES:
     rounds = (2,) if (vocab_size, num_draft_tokens) == (4, 3) else (2, 3)
@@ -74,8 +82,6 @@ def standard_cases(drafter_rounds: int = 3) -> Iterator[Case]:
     for scene in scenes:
       yield from _scene_cases(scene, vocab_size, num_draft_tokens, rounds)
   yield from _worked_example()
-  yield from drafter_cases(drafter_rounds)
-  yield from policy_cases()
 
 
 def drafter_cases(rounds: int = 3) -> Iterator[Case]:

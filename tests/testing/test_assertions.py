@@ -18,6 +18,7 @@ from specsample import testing
 from specsample import tree
 from specsample import verify
 from specsample.sampling import Sampling
+from specsample.testing import assertions
 from specsample.testing import cases as cases_lib
 from specsample.types import DraftKind
 
@@ -184,7 +185,7 @@ class _Hasty(type(verify.chain)):
 
 
 def test_exact():
-  few = list(itertools.islice(cases_lib.standard_cases(), 8))
+  few = list(itertools.islice(cases_lib.rule_cases(), 8))
   testing.assert_exact(verify.block, few)
   testing.assert_exact(verify.coupled, few)  # only its point masses
   with pytest.raises(AssertionError, match=r'plain, sampled, V = 2, K = 1'):
@@ -195,6 +196,19 @@ def test_exact():
   for rule, cases in ((verify.block, []), (verify.coupled, sampled)):
     with pytest.raises(AssertionError, match='nothing was enumerated'):
       testing.assert_exact(rule, cases)
+
+
+def test_a_long_check_says_how_far_it_is(monkeypatch, capsys):
+  few = list(itertools.islice(cases_lib.rule_cases(), 3))
+  testing.assert_exact(verify.chain, few)
+  assert capsys.readouterr().err == ''
+  monkeypatch.setattr(assertions, '_SECONDS', 0)
+  testing.assert_exact(verify.chain, few)
+  assert capsys.readouterr().err.splitlines() == [
+    f'{done}: {i} of 3 cases'
+    for done in ('laws enumerated', 'verdicts drawn')
+    for i in (1, 2)
+  ]
 
 
 def test_a_drafter():
