@@ -337,6 +337,8 @@ def _category(record) -> str:
   found = record.get('category', record.get('source'))
   if found is None:
     return NO_CATEGORY
+  if type(found) in (int, float):
+    return str(found)
   if not isinstance(found, str) or _RESERVED.fullmatch(found):
     raise ValueError(
       f'"category" is {reprlib.repr(found)}: it must be a text other than '

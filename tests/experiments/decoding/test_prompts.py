@@ -65,7 +65,7 @@ def test_limit_takes_the_first(tmp_path):
     ('{"prompt": "a", "category": "turn 2"}', "other than 'overall' and 't"),
     ('{"prompt": "\\ud800"}', 'surrogate'),
     ('{"prompt": "a", "category": "overall"}', "other than 'overall'"),
-    ('{"prompt": "a", "category": 1}', '"category" is 1'),
+    ('{"prompt": "a", "category": true}', '"category" is True'),
     ('{"prompt": "caf\udce9"}', 'the prompt has bytes that are not UTF-8'),
     (json.dumps({'prompt': ['a' * 10**5]}), "the prompt is ['aaaa"),
     (json.dumps({'prompt': 'a', 'category': [1] * 10**5}), 'is [1, 1, '),
@@ -143,6 +143,11 @@ def test_utf_16_is_read(tmp_path, name, encoding):
     ValueError, match=r'begins as UTF-16 does.*save it as UTF'
   ):
     prompts.read(str(path))
+
+
+def test_a_category_may_be_a_number(tmp_path):
+  path = _write(tmp_path, 'a.jsonl', '{"prompt": "a", "category": 3}')
+  assert [x.category for x in prompts.read(path)] == ['3']
 
 
 def test_the_users_turns_of_a_chat_are_prompts(tmp_path, capsys):
