@@ -200,8 +200,6 @@ def test_exact():
 
 def test_a_long_check_says_how_far_it_is(monkeypatch, capsys):
   few = list(itertools.islice(cases_lib.rule_cases(), 3))
-  testing.assert_exact(verify.chain, few)
-  assert capsys.readouterr().err == ''
   monkeypatch.setattr(assertions, '_SECONDS', 0)
   testing.assert_exact(verify.chain, few)
   assert capsys.readouterr().err.splitlines() == [
