@@ -29,17 +29,18 @@ class Prompt:
 def read(path: str, limit: int | None = None) -> list[Prompt]:
   """Reads the first `limit` prompts; None reads all.
 
-  Says on stderr what is damaged or cannot be used, if anything.
+  Says on stderr which parts of conversations cannot be used, if any. A damaged
+  file is refused, because a result is of all the prompts that it names.
 
   Raises:
-    ValueError: the file cannot be read or has no prompt; the message names the
-      file and what is wrong with it.
+    ValueError: the file cannot be read, has no prompt or is damaged, or one of
+      its records has no prompt; the message names the file and the record.
   """
   file = conversations.read(path)
+  if file.lost or file.fault:
+    raise ValueError(f'{file.lost or f"{path}, {file.fault}"}: correct it')
   if file.left_out:
     print(file.summary(), file=sys.stderr)
-  if file.lost:
-    print(file.lost, file=sys.stderr)
   return [of(found) for found in file.conversations[:limit]]
 
 

@@ -23,12 +23,14 @@ _EVALUATE = {
   '--prompts=FOLDER/nowhere.jsonl': (
     'nowhere.jsonl: No such file ... give a readable file'
   ),
-  '--prompts=FOLDER/empty.jsonl': 'empty.jsonl has no prompts ... write one',
+  '--prompts=FOLDER/empty.jsonl': (
+    'empty.jsonl: there is no prompt ... the file is empty'
+  ),
   '--prompts=FOLDER/seven.jsonl': (
     'seven.jsonl, line 7: Unterminated string ... correct it'
   ),
   '--prompts=FOLDER/latin.txt': (
-    '--prompts= ... latin.txt: line 2 is not UTF-8 ... save it as UTF-8'
+    'latin.txt, line 2: the prompt has bytes that are not UTF-8: save the file'
   ),
   '--prompts=FOLDER/long.txt': (
     'long.txt, line 2: a prompt of 618 tokens ... 512 ... shorten it'
@@ -227,11 +229,8 @@ _MAKE_DATA = {
   '--prompts=FOLDER/nowhere.jsonl': (
     'nowhere.jsonl: No such file ... give a readable file'
   ),
-  '--prompts=FOLDER/latin.txt': (
-    '--prompts: ... latin.txt: line 2 is not UTF-8 ... save it as UTF-8'
-  ),
   '--exclude=FOLDER/latin.txt': (
-    '--exclude: ... latin.txt: line 2 is not UTF-8 ... save it as UTF-8'
+    'latin.txt, line 2: the prompt has bytes that are not UTF-8: save the file'
   ),
   '--exclude=': "path '' names no file ... leave the setting out",
   '--exclude=FOLDER/seven.jsonl': (
@@ -405,7 +404,7 @@ def outcomes(
 def _programs(commands):
   """Returns the decoding loop's programs in the compilation cache."""
   cached = {path.name.partition('-')[0] for path in commands.cached()}
-  loop = {'_prefill', 'advance', 'drafted_rounds', 'target_rounds'}
+  loop = {'_prefill', '_advance', 'drafted_rounds', 'target_rounds'}
   return {name for name in loop if f'jit_{name}' in cached}
 
 
@@ -471,4 +470,4 @@ def test_nothing_is_compiled(outcomes, commands_here, tiny):
   call = ['generate', *tiny, *flags]
   (outcome,) = commands_here.run_all([call], variables=_KEEP_ALL)
   assert outcome.code == 0, outcome.err
-  assert _programs(commands_here) == {'_prefill', 'advance'}
+  assert _programs(commands_here) == {'_prefill', '_advance'}

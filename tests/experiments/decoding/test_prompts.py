@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from experiments.decoding import conversations
 from experiments.decoding import prompts
 
 
@@ -72,22 +73,22 @@ def test_limit_takes_the_first(tmp_path):
   ],
   ids=lambda text: repr(text[:40]),
 )
-def test_a_record_without_a_prompt_is_counted_and_named(
-  tmp_path, capsys, form, record, message
-):
+def test_a_record_without_a_prompt_is_named(tmp_path, form, record, message):
   good = ['{"prompt": "a", "category": null}'] * 6
   text = '\n'.join([*good, record])
   if 'array' in form:
     text = f'[{",".join([*good, record])}]'
   path = tmp_path / form
   path.write_bytes(text.encode(errors='surrogateescape'))
-  found = prompts.read(str(path))
-  assert [(x.text, x.category) for x in found] == [('a', 'none')] * 6
   place = 'record 7' if 'array' in form else 'line 7'
-  (said,) = capsys.readouterr().err.splitlines()
-  assert '1 skipped (no conversation), first ' + place in said
-  assert message in said
-  assert len(said) < len(str(path)) + 250
+  with pytest.raises(ValueError, match=f'{form}, {place}: ') as error:
+    prompts.read(str(path))
+  assert message in str(error.value)
+  assert '\n' not in str(error.value)
+  assert len(str(error.value)) < len(str(path)) + 250
+  # Data may be made of the others.
+  kept = conversations.read(str(path)).conversations
+  assert [(x.turns, x.category) for x in kept] == [(['a'], 'none')] * 6
   # Alone it leaves nothing to decode.
   alone = f'[{record}]' if 'array' in form else record
   path.write_bytes(alone.encode(errors='surrogateescape'))
@@ -106,24 +107,22 @@ def test_a_record_without_a_prompt_is_counted_and_named(
   ],
   ids=lambda text: text[:40],
 )
-def test_a_line_that_is_not_json_is_counted_and_named(
-  tmp_path, capsys, line, message
-):
+def test_a_line_that_is_not_json_is_named(tmp_path, line, message):
   path = _write(tmp_path, 'broken.jsonl', '{"prompt": "a"}\n' * 6 + line)
-  assert len(prompts.read(path)) == 6
-  (said,) = capsys.readouterr().err.splitlines()
-  assert 'broken.jsonl, line 7: ' in said
-  assert message in said
-  assert '1 of 7 lines are damaged' in said
+  with pytest.raises(ValueError, match=r'broken\.jsonl, line 7: ') as error:
+    prompts.read(path)
+  assert message in str(error.value)
+  assert '1 of 7 lines are damaged' in str(error.value)
 
 
-def test_bytes_that_are_no_text(tmp_path, capsys):
+def test_bytes_that_are_no_text(tmp_path):
   path = tmp_path / 'latin.txt'
   path.write_bytes(b'a\n' * 6 + b'caf\xe9\n')
-  assert len(prompts.read(str(path))) == 6
-  (said,) = capsys.readouterr().err.splitlines()
-  assert 'first line 7: the prompt has bytes that are not UTF-8' in said
-  assert '`iconv -f latin1 -t utf-8`' in said
+  message = (
+    r'latin\.txt, line 7: the prompt has bytes that are not UTF-8: .*iconv'
+  )
+  with pytest.raises(ValueError, match=message):
+    prompts.read(str(path))
 
 
 @pytest.mark.parametrize('encoding', ['utf-16-le', 'utf-16-be'])
@@ -168,14 +167,14 @@ def test_the_users_turns_of_a_chat_are_prompts(tmp_path, capsys):
   assert not capsys.readouterr().err
 
 
-def test_a_compressed_file_is_read_whatever_its_name(tmp_path, capsys):
+def test_a_compressed_file_is_read_whatever_its_name(tmp_path):
   data = gzip.compress(b'{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
   path = tmp_path / 'prompts.jsonl'
   path.write_bytes(data)
   assert [prompt.text for prompt in prompts.read(str(path))] == ['a', 'b']
   path.write_bytes(data[:-9])
-  assert [prompt.text for prompt in prompts.read(str(path))] == ['a', 'b']
-  assert 'jsonl is damaged (it is cut off)' in capsys.readouterr().err
+  with pytest.raises(ValueError, match=r'jsonl is damaged \(it is cut off\)'):
+    prompts.read(str(path))
 
 
 def test_a_compressed_file_is_called_as_it_would_be_without(tmp_path):
