@@ -128,6 +128,7 @@ def generate(
     # Upper bound: every round emits at least one token. The transfer to the
     # device is explicit, like the request's.
     max_rounds=jax.device_put(np.int32(state.tokens.shape[1])),
+    max_finished=None,  # as `advance` gives it, for the same program
   )
   batch = np.shape(prompts)[0]
   most = most_new_tokens(state, max_new_tokens)

@@ -11,7 +11,7 @@ from experiments.tpu import environment
 # Flags, and the parts of the expected line, in that order.
 _BAD = {
   '--topology=v9:2x2': "'v9:2x2' ... v4:2x2x4, v5e:4x4, v5p:2x2x4, v6e:4x4",
-  '--topology=h100:8': "'h100:8' is not a TPU ... v4:2x2x4 ... h100",
+  '--topology=h100:8': "'h100:8' is not a TPU ... give one of v4:2x2x4",
   '--topology=v5e:4x4 --topology=v4:4x4': "'v4:4x4' ... 3 axes ... v4:2x2x4",
   '--topology=v5e': "'v5e' ... 2 axes ... v5e:4x4",
   '--topology=v5e:4xb': "'v5e:4xb' ... 2 axes ... v5e:4x4",

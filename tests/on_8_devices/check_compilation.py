@@ -74,8 +74,8 @@ def test_the_arguments_are_those_of_generate(compiled):
     leaf.addressable_shards[0].data.nbytes
     for leaf in jax.tree.leaves((placed, state))
   )
-  # Plus the number of rounds.
-  assert counted.argument_bytes == held + 4
+  # Plus the number of rounds, and the stop's room for eight end tokens.
+  assert counted.argument_bytes == held + 4 + 4 * 8
 
 
 def test_operations_are_those_of_the_products(compiled):

@@ -71,4 +71,6 @@ def test_methods_are_compared_by_name(save, tiny, commands, tmp_path):
   save(path, 2)
   (outcome,) = commands.run_all([call])
   assert outcome.code == 2
-  assert 'belongs to a run that differs in drafter weights: give' in outcome.err
+  assert (
+    'belongs to a run that differs in drafter weights (heads = ' in outcome.err
+  )
