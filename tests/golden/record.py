@@ -154,7 +154,8 @@ def _trained(name) -> Record:
 
 
 def _fields(output) -> Record:
-  return {name: np.asarray(x) for name, x in vars(output).items()}
+  given = {name: x for name, x in vars(output).items() if x is not None}
+  return {name: np.asarray(x) for name, x in given.items()}
 
 
 def digest(record: Record) -> dict[str, str]:
