@@ -151,7 +151,7 @@ def read(path: str) -> File:
   )
 
 
-def is_json(path: str) -> bool:
+def _is_json(path: str) -> bool:
   """Returns whether a file's name says that it holds JSON."""
   return pathlib.Path(uncompressed(path)).suffix in ('.jsonl', '.json')
 
@@ -195,7 +195,7 @@ class _Reader:
     split = data.decode(errors='surrogateescape').split('\n')
     numbered = [(i, x.strip()) for i, x in enumerate(split, 1) if x.strip()]
     is_text = not (
-      is_json(self._path) or (numbered and numbered[0][1].startswith('{'))
+      _is_json(self._path) or (numbered and numbered[0][1].startswith('{'))
     )
     damaged: list[str] = []
     for i, line in numbered:
@@ -244,8 +244,7 @@ class _Reader:
     if fault:
       self.left_out[f'cut short ({fault})'] += 1
     try:
-      found = _chat(record, messages, raw[-1], whole=not fault, place=place)
-      yield dataclasses.replace(found, category=category)
+      yield _chat(record, messages, raw[-1], not fault, place, category)
     except _UnfitError as error:
       self.left_out[f'skipped ({error})'] += 1
 
@@ -307,7 +306,7 @@ def _broken(error):
   return 'half of a surrogate pair'
 
 
-def _chat(record, messages, last, whole, place) -> Conversation:
+def _chat(record, messages, last, whole, place, category) -> Conversation:
   """Returns the conversation made of messages whose roles alternate."""
   temperature = record.get('temperature')
   if temperature is not None and not (
@@ -326,6 +325,7 @@ def _chat(record, messages, last, whole, place) -> Conversation:
     messages=tuple(messages),
     id=str(record.get('id', place)),
     place=place,
+    category=category,
     temperature=temperature,
     finish_reason=reason if whole and isinstance(reason, str) else None,
     num_tokens=num_tokens if is_count else None,
