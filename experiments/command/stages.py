@@ -4,76 +4,43 @@ from collections.abc import Iterator
 import contextlib
 import sys
 import time
-from typing import Protocol
+from typing import Any
 
 
-class Stages(Protocol):
-  """A display of one stage after another, which also times them."""
+class Stages:
+  """One stage after another, each shown and timed."""
 
-  seconds: dict[str, float]  # of the stages that are over, by name
+  def __init__(self, status: Any = None, *, is_shown: bool = True):
+    """Begins without a stage.
 
-  def begin(self, name: str, subject: str) -> None:
-    """Ends the previous stage and shows the next, as in 'loading MODEL ...'."""
-
-  def end(self) -> None:
-    """Ends the stage that is under way."""
-
-
-class _Silent:
-  """Stages that are timed but not shown."""
-
-  def __init__(self):
-    self.seconds: dict[str, float] = {}
+    Args:
+      status: the line of a terminal that shows the stages, rich's; None for a
+        line each.
+      is_shown: if False, stages are only timed.
+    """
+    self.seconds: dict[str, float] = {}  # of the stages that are over, by name
+    self._status = status
+    self._is_shown = is_shown
     self._name = ''
     self._start = 0.0
 
   def begin(self, name: str, subject: str) -> None:
-    """See `Stages`."""
+    """Ends the previous stage and shows the next, as in 'loading MODEL ...'."""
     self.end()
     self._name, self._start = name, time.perf_counter()
-    self.show(f'{name} {subject} ...')
+    text = f'{name} {subject} ...'
+    if self._status is not None:
+      self._status.update(text)
+      self._status.start()
+    elif self._is_shown:
+      print(text, file=sys.stderr, flush=True)
 
   def end(self) -> None:
-    """Ends the stage that is under way."""
+    """Ends the stage that is under way; the line disappears."""
     if self._name:
       self.seconds[self._name] = time.perf_counter() - self._start
       self._name = ''
-
-  def show(self, text: str) -> None:
-    """Shows what is under way."""
-
-
-class _Lines(_Silent):
-  """Stages that are printed, a line each."""
-
-  def show(self, text: str) -> None:
-    """See `_Silent`."""
-    print(text, file=sys.stderr, flush=True)
-
-
-class _Status(_Silent):
-  """Stages in a line of the terminal that disappears at the end."""
-
-  def __init__(self):
-    super().__init__()
-    # Imported lazily: output to a pipe does not need it.
-    import rich.console  # noqa: PLC0415
-
-    self._status = rich.console.Console(stderr=True).status('')
-    self._is_shown = False
-
-  def show(self, text: str) -> None:
-    """See `_Silent`."""
-    self._status.update(text)
-    if not self._is_shown:
-      self._is_shown = True
-      self._status.start()
-
-  def end(self) -> None:
-    """See `_Silent`."""
-    super().end()
-    if self._is_shown:
-      self._is_shown = False
+    if self._status is not None:
       self._status.stop()
 
 
@@ -84,9 +51,13 @@ def shown(is_shown: bool = True) -> Iterator[Stages]:
   Args:
     is_shown: if False, only times them, as in all processes but the first.
   """
-  stages: _Silent = _Silent()
-  if is_shown:
-    stages = _Status() if sys.stderr.isatty() else _Lines()
+  status = None
+  if is_shown and sys.stderr.isatty():
+    # Imported lazily: output to a pipe does not need it.
+    import rich.console  # noqa: PLC0415
+
+    status = rich.console.Console(stderr=True).status('')
+  stages = Stages(status, is_shown=is_shown)
   try:
     yield stages
   finally:
