@@ -11,38 +11,22 @@ top level are those of the first method in Benchmark.methods.
 
 # Only the wiring is here: experiments/timing/ measures and writes.
 
-from absl import flags
-
 from experiments.command import cli
-from experiments.command import config
 from experiments.command import distributed
-from experiments.command import environment
-from experiments.command import mesh
+from experiments.command import frame
 from experiments.command import progress
 from experiments.command import run_flags
 from experiments.timing import benchmark_report
 from experiments.timing import benchmarking
 from experiments.timing import transformers_peer
 
-config.define_flags('configs/runs/benchmark.gin')
-flags.adopt_module_key_flags(config)
-distributed.define_flags()
-flags.adopt_module_key_flags(distributed)
+frame.define_flags('configs/runs/benchmark.gin', on_hosts=True)
 _OUT = run_flags.out('benchmark.json')
 
 
 def main() -> None:
   """Measures, prints and writes the results."""
-  config.parse()
-  with cli.bad_input():
-    distributed.start()
-  environment.set_up()
   baseline_rss = benchmarking.peak_rss()
-  with mesh.configured():
-    _benchmark(baseline_rss)
-
-
-def _benchmark(baseline_rss: int) -> None:
   with cli.bad_input():
     out = run_flags.folder(_OUT)
     benchmark = benchmarking.Benchmark()
@@ -59,4 +43,4 @@ def _benchmark(baseline_rss: int) -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  frame.run(main)

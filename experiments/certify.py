@@ -16,28 +16,24 @@ certificate mixes two versions.
 
 import sys
 
-from absl import flags
 import gin
 
 from experiments.certificate import certificate as certificate_lib
 from experiments.certificate import terminal
 from experiments.command import cli
-from experiments.command import config
 from experiments.command import environment
+from experiments.command import frame
 from experiments.command import journal as journal_lib
 from experiments.command import progress
 from experiments.command import run_flags
 from experiments.reporting import result_file
 
-config.define_flags('configs/runs/certify.gin')
-flags.adopt_module_key_flags(config)
+frame.define_flags('configs/runs/certify.gin')
 _OUT = run_flags.out('certificate.json')
 
 
 def main() -> None:
   """Computes every entry, then writes and prints the certificate."""
-  config.parse()
-  environment.set_up()
   with cli.bad_input():
     out = run_flags.folder(_OUT)
     plan = certificate_lib.Plan()
@@ -59,4 +55,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main, 'interrupted: run the same command again to continue')
+  frame.run(main, resumes=True)

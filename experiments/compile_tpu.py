@@ -19,6 +19,7 @@ from absl import flags
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import environment
+from experiments.command import frame
 from experiments.command import progress
 from experiments.command import run_flags
 from experiments.reporting import files as reporting_files
@@ -27,8 +28,7 @@ from experiments.tpu import environment as environment_lib
 from experiments.tpu import topologies as topologies_lib
 from specsample import files
 
-config.define_flags('configs/runs/pod_chinchilla_v4.gin')
-flags.adopt_module_key_flags(config)
+frame.define_flags('configs/runs/pod_chinchilla_v4.gin')
 _TOPOLOGY = flags.DEFINE_multi_string(
   'topology',
   None,

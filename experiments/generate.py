@@ -22,8 +22,7 @@ stay the same.
 from absl import flags
 
 from experiments.command import cli
-from experiments.command import config
-from experiments.command import distributed
+from experiments.command import frame
 from experiments.command import stages as stages_lib
 
 # In the order of configs/runs/generate.gin.
@@ -34,10 +33,7 @@ DRAFTERS = (
   'assistant',
 )
 
-config.define_flags('configs/runs/generate.gin')
-flags.adopt_module_key_flags(config)
-distributed.define_flags()
-flags.adopt_module_key_flags(distributed)
+frame.define_flags('configs/runs/generate.gin', on_hosts=True)
 flags.DEFINE_string('prompt', '', 'What to continue, or to answer.')
 flags.DEFINE_bool(
   'chat', False, "Put the prompt into the chat template, as a user's turn."

@@ -28,8 +28,7 @@ from absl import flags
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import distributed
-from experiments.command import environment
-from experiments.command import mesh
+from experiments.command import frame
 from experiments.command import progress
 from experiments.decoding import conversations as conversations_lib
 from experiments.timing import hardware
@@ -41,10 +40,7 @@ from experiments.training_data import synthesis as synthesis_lib
 from experiments.training_data.dialogues import Dialogue
 from specsample import files
 
-config.define_flags('configs/runs/data.gin')
-flags.adopt_module_key_flags(config)
-distributed.define_flags()
-flags.adopt_module_key_flags(distributed)
+frame.define_flags('configs/runs/data.gin', on_hosts=True)
 _OUT = flags.DEFINE_string(
   'out', None, 'Folder of the data, here or in a bucket (gs://).', required=True
 )
@@ -96,15 +92,6 @@ Make = Callable[
 
 def main() -> None:
   """Checks everything, then makes the shards that are missing."""
-  config.parse()
-  with cli.bad_input():
-    distributed.start()
-  environment.set_up()
-  with mesh.configured():
-    _make_data()
-
-
-def _make_data() -> None:
   with cli.bad_input():
     if _PROMPTS.value is not None and _ANSWERS.value is not None:
       raise ValueError(
@@ -308,4 +295,4 @@ def _digest(texts: Sequence[str]) -> str | None:
 
 
 if __name__ == '__main__':
-  cli.run(main, 'interrupted: run the same command again to continue')
+  frame.run(main, resumes=True)

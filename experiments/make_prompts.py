@@ -14,15 +14,13 @@ import json
 from absl import flags
 
 from experiments.command import cli
-from experiments.command import config
-from experiments.command import environment
+from experiments.command import frame
 from experiments.reporting import files
 from experiments.training_data import data_folder
 from experiments.training_data import text_prompts
 from specsample import files as library_files
 
-config.define_flags('configs/runs/prompts.gin')
-flags.adopt_module_key_flags(config)
+frame.define_flags('configs/runs/prompts.gin')
 _DATA = flags.DEFINE_string(
   'data', None, 'Folder that make_data wrote with the target.', required=True
 )
@@ -36,8 +34,6 @@ _COUNT = flags.DEFINE_integer(
 
 def main() -> None:
   """Reads the data and writes the prompts, whole or not at all."""
-  config.parse()
-  environment.set_up()
   with cli.bad_input():
     prompts = text_prompts.Prompts()
     data = data_folder.load_for(_DATA.value, prompts.target)
@@ -52,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  frame.run(main)

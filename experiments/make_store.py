@@ -14,15 +14,13 @@ kept.
 from absl import flags
 
 from experiments.command import cli
-from experiments.command import config
-from experiments.command import environment
+from experiments.command import frame
 from experiments.methods import remembering
 from experiments.training_data import answers
 import specsample
 from specsample import files
 
-config.define_flags('configs/runs/store.gin')
-flags.adopt_module_key_flags(config)
+frame.define_flags('configs/runs/store.gin')
 _DATA = flags.DEFINE_multi_string(
   'data',
   None,
@@ -42,8 +40,6 @@ _TOKENS = flags.DEFINE_integer(
 
 def main() -> None:
   """Reads, sorts and writes the texts, then prints how much is in the store."""
-  config.parse()
-  environment.set_up()
   with cli.bad_input():
     loaded = remembering.target()
     texts, digests = answers.of_folders(loaded, _DATA.value)
@@ -74,4 +70,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  frame.run(main)

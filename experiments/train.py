@@ -23,11 +23,9 @@ import time
 from absl import flags
 
 from experiments.command import cli
-from experiments.command import config
 from experiments.command import distributed
-from experiments.command import environment
+from experiments.command import frame
 from experiments.command import journal as journal_lib
-from experiments.command import mesh
 from experiments.command import run_flags
 from experiments.training import agreement as agreement_lib
 from experiments.training import begin
@@ -43,10 +41,7 @@ from experiments.training import training as training_lib
 from experiments.training_data import features
 from specsample.models import packed
 
-config.define_flags('configs/runs/train_hydra.gin')
-flags.adopt_module_key_flags(config)
-distributed.define_flags()
-flags.adopt_module_key_flags(distributed)
+frame.define_flags('configs/runs/train_hydra.gin', on_hosts=True)
 _DATA = flags.DEFINE_multi_string(
   'data',
   None,
@@ -63,15 +58,6 @@ _TENSORBOARD = flags.DEFINE_bool(
 
 def main() -> None:
   """Checks everything, then trains from where the last run stopped."""
-  config.parse()
-  with cli.bad_input():
-    distributed.start()
-  environment.set_up()
-  with mesh.configured():
-    _train()
-
-
-def _train() -> None:
   with contextlib.ExitStack() as stack, cli.bad_input():
     out = run_flags.folder(_OUT)
     training = training_lib.Training()
@@ -225,4 +211,4 @@ def _say(line):
 
 
 if __name__ == '__main__':
-  cli.run(main, 'interrupted: run the same command again to continue')
+  frame.run(main, resumes=True)

@@ -77,7 +77,7 @@ def test_settings_are_known(words, monkeypatch, capsys):
   # One of the tables that such a line stands for.
   paths = [x.replace('TABLE', 'medusa') for x in _values(words, 'gin_file')]
   bindings = _values(words, 'gin_bindings')
-  default = re.findall(r"config\.define_flags\('(.*?)'\)", _source(words))
+  default = re.findall(r"\.define_flags\('(.*?)'", _source(words))
   if not default or {*paths} & {*_OF_THE_READER}:
     assert default or not paths + bindings
     return

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from typing import Any
 
 from absl import flags
 from absl import logging
@@ -76,7 +77,8 @@ def define_flags() -> None:
 def start() -> None:
   """Joins the other processes, if the flags ask for it.
 
-  It has to be called before any other use of JAX. If the processes do not come
+  It has to be called before any other use of JAX; without these flags, it does
+  nothing. If the processes do not come
   together in time, this one ends with one line and exit code 2.
 
   Raises:
@@ -84,8 +86,8 @@ def start() -> None:
       processes were not all started with the same flags.
   """
   values = flags.FLAGS.flag_values_dict()
-  places = {name: values[name] for name in _PLACES}
-  if not values['distributed'] and not any(
+  places: dict[str, Any] = {name: values.get(name) for name in _PLACES}
+  if not values.get('distributed') and not any(
     place is not None for place in places.values()
   ):
     return

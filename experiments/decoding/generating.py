@@ -8,10 +8,9 @@ import gin
 
 from experiments import methods
 from experiments.command import cli
-from experiments.command import config
 from experiments.command import distributed
 from experiments.command import environment
-from experiments.command import mesh
+from experiments.command import frame
 from experiments.command import stages as stages_lib
 from experiments.decoding import conversing
 from experiments.decoding import display
@@ -29,11 +28,7 @@ _SAMPLING = ('temperature', 'top_p', 'top_k', 'min_p')
 
 def run(stages: stages_lib.Stages) -> None:
   """Checks everything, then decodes and shows the text."""
-  config.parse()
-  with cli.bad_input():
-    distributed.start()
-  environment.set_up()
-  with mesh.configured():
+  with frame.configured():
     (_chat if flags.FLAGS.interactive else _generate)(stages)
 
 

@@ -1,0 +1,63 @@
+"""The frame of a command: its configuration, processes and devices."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+
+from absl import flags
+
+from experiments.command import cli
+from experiments.command import config
+from experiments.command import distributed
+
+_AGAIN = 'interrupted: run the same command again to continue'
+
+# The flags belong to the command, which lists them under --help.
+flags.disclaim_key_flags()
+
+
+def define_flags(default: str, *, on_hosts: bool = False) -> None:
+  """Defines --gin_file, whose default is `default`, and --gin_bindings.
+
+  Args:
+    default: a gin file.
+    on_hosts: whether several processes may run the command together, for which
+      --distributed and its flags are defined, too.
+  """
+  config.define_flags(default)
+  flags.adopt_module_key_flags(config)
+  if on_hosts:
+    distributed.define_flags()
+    flags.adopt_module_key_flags(distributed)
+
+
+def run(main: Callable[[], None], *, resumes: bool = False) -> None:
+  """Runs a command's work as `configured`, and ends it as `cli.run` does.
+
+  Args:
+    main: the work, which reads the flags itself.
+    resumes: whether the same command continues after an interruption.
+  """
+
+  def framed() -> None:
+    with configured():
+      main()
+
+  cli.run(framed, _AGAIN if resumes else 'interrupted')
+
+
+@contextlib.contextmanager
+def configured() -> Iterator[None]:
+  """Reads the configuration, joins other processes, and enters the mesh.
+
+  A fault in what the user gave ends the command with one line and exit code 2.
+  """
+  # Imported lazily: they import JAX, and flags are parsed before that.
+  from experiments.command import environment  # noqa: PLC0415
+  from experiments.command import mesh  # noqa: PLC0415
+
+  config.parse()
+  with cli.bad_input():
+    distributed.start()
+  environment.set_up()
+  with mesh.configured():
+    yield
