@@ -35,7 +35,7 @@ from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import generations
 from experiments.evaluation import papers
 from experiments.evaluation import profiling
-from experiments.evaluation import report
+from experiments.evaluation import results
 from experiments.evaluation import scoring
 from experiments.evaluation import suite
 from experiments.evaluation import table as table_lib
@@ -179,7 +179,7 @@ def _show_so_far(part, journal):
     decoded = batch.stop
   if decoded:
     table = table_lib.Table.of(evaluation, part.benchmark, decoded, journal)
-    report.show_so_far(table, len(part.prompts))
+    results.show_so_far(table, len(part.prompts))
 
 
 def _report(out, parts, journals, paper):
@@ -195,7 +195,7 @@ def _report(out, parts, journals, paper):
     for part, journal in zip(parts, journals, strict=True)
   ]
   tables = table_lib.on_one_machine(tables)
-  report.write(out, tables, paper)
+  results.write(out, tables, paper)
   for part, table in zip(parts, tables, strict=True):
     generations.write(
       suite.folder(out, part.name),
@@ -203,7 +203,7 @@ def _report(out, parts, journals, paper):
       part.prompts,
       table.generations,
     )
-  report.show(out, tables, paper)
+  results.show(out, tables, paper)
 
 
 def _profiles(part):

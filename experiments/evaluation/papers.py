@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import numbers
+import pathlib
 import re
 from typing import Any
 
@@ -10,8 +11,10 @@ import gin
 
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import table as table_lib
+from experiments.reporting import columns
 from experiments.reporting import ratios as ratios_lib
 from experiments.reporting import rows as rows_lib
+from experiments.reporting import tables as tables_lib
 
 _POSITION = 'acceptance at '  # followed by a position, from 1
 _OF_A_POSITION = re.compile(rf'{_POSITION}[1-9][0-9]*')
@@ -151,6 +154,49 @@ def compare(paper: Paper, tables: Sequence[table_lib.Table]) -> list[Compared]:
         Compared(f'{name} over {called(over)}', quantity, value, *ours)
       )
   return compared
+
+
+def to_json(paper: Paper, tables: Sequence[table_lib.Table]) -> dict[str, Any]:
+  """Returns what result.json has of a paper: its numbers, and ours."""
+  # The last parts of the targets' paths or hub names.
+  paths = [pathlib.PurePath(table.evaluation.target.name) for table in tables]
+  return {
+    'source': paper.source,
+    'note': paper.note,
+    'targets': ', '.join(dict.fromkeys(path.name for path in paths)),
+    'rows': [dataclasses.asdict(row) for row in compare(paper, tables)],
+  }
+
+
+def table(paper: Mapping[str, Any]) -> tables_lib.Table:
+  """Returns a line per number of a paper with ours beside it, if there are any.
+
+  Ours are usually from other models. A line without a number of the paper has
+  ours for another number of samples.
+
+  Args:
+    paper: as `to_json` returns it.
+  """
+  targets = paper['targets']
+  ours = f'ours, of {targets}' if targets else 'ours'
+  known = columns.of(rows_lib.Row)
+  title = lambda name: known[name].title if name in known else name
+  lines = [
+    [
+      row['row'],
+      title(row['quantity']),
+      columns.text(row['paper'], 'g'),
+      columns.text(row['ours'], '.3g'),
+      columns.interval(row['ci95'], '.3g'),
+    ]
+    for row in paper['rows']
+  ]
+  return tables_lib.Table(
+    ['row', 'quantity', 'paper', ours, '95% interval'],
+    lines,
+    f'Beside the paper: {paper["source"]}',
+    paper['note'],
+  )
 
 
 def _instead(row: rows_lib.Row, quantity: str) -> list[str]:

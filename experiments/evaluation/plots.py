@@ -1,9 +1,7 @@
 """The figures of one set of rows: tokens per round, speedup, acceptance."""
 
 from collections.abc import Mapping, Sequence
-import functools
 import math
-import pathlib
 from typing import Any
 
 from experiments import methods as methods_lib
@@ -15,13 +13,6 @@ _NAMES = {'fontsize': 9}
 # Leaves room for the label of the line at 1.0.
 _TITLE = {'fontsize': 10, 'pad': 16}
 _BESIDE = {'xytext': (5, 0), 'textcoords': 'offset points', 'va': 'center'}
-
-
-def draw(
-  path: pathlib.PurePath, rows: Sequence[rows_lib.Row], title: str
-) -> None:
-  """Writes the figure of the overall rows as a PNG."""
-  figures.write_png(path, functools.partial(overall, rows, title))
 
 
 def overall(rows: Sequence[rows_lib.Row], title: str) -> figures.Figure:

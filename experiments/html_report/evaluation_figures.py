@@ -3,16 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
 
 from experiments import methods as methods_lib
 from experiments.evaluation import plots
 from experiments.html_report import figures as figures_lib
-from experiments.html_report import tables
-from experiments.reporting import columns
 from experiments.reporting import figures
-
-Record = dict[str, Any]
+from experiments.reporting import rows as rows_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +19,7 @@ class Figure:
   svg: str
 
 
-def of_setting(rows: Sequence[Record], name: str) -> Iterator[Figure]:
+def of_setting(rows: Sequence[rows_lib.Row], name: str) -> Iterator[Figure]:
   """Yields the figures that a setting's rows have values for.
 
   Args:
@@ -53,23 +49,21 @@ def of_passes(
 
 
 def _all(
-  rows: Sequence[Record],
+  rows: Sequence[rows_lib.Row],
 ) -> Iterator[tuple[str, Callable[[], figures.Figure]]]:
-  overall = tables.overall(rows)
+  overall = rows_lib.overall(rows)
   yield (
     'Tokens a round, speedup and acceptance over all prompts',
-    functools.partial(
-      plots.overall, [tables.to_row(row) for row in overall], ''
-    ),
+    functools.partial(plots.overall, overall, ''),
   )
-  drafting = [row for row in rows if row['method'] != methods_lib.BASELINE]
-  with_speedup = [row for row in drafting if row['speedup'] is not None]
-  if columns.are_several(row['category'] for row in with_speedup):
+  drafting = [row for row in rows if row.method != methods_lib.BASELINE]
+  with_speedup = [row for row in drafting if row.speedup is not None]
+  if rows_lib.are_several(row.category for row in with_speedup):
     yield (
       'Speedup by category, with 95% intervals',
       functools.partial(figures_lib.by_category, with_speedup),
     )
-  if with_costs := [row for row in overall if row['speedup']]:
+  if with_costs := [row for row in overall if row.speedup]:
     yield (
       'Tokens per round against the time of a round; lines join equal speedups',
       functools.partial(figures_lib.cost, with_costs),
@@ -81,9 +75,9 @@ def _all(
   predicted = [
     row
     for row in overall
-    if row['predicted_speedup'] is not None
-    and row['speedup'] is not None
-    and row['method'] != methods_lib.BASELINE
+    if row.predicted_speedup is not None
+    and row.speedup is not None
+    and row.method != methods_lib.BASELINE
   ]
   if predicted:
     yield (

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 import math
-from typing import Any
 
 from experiments import methods as methods_lib
 from experiments.evaluation import plots
 from experiments.reporting import figures
+from experiments.reporting import rows as rows_lib
 
-Record = dict[str, Any]  # a row of result.json
 _LEGEND = {'frameon': False, 'fontsize': 8}
 _CATEGORIES_A_LINE = 2
 # Lighter than the other two parts of a bar.
@@ -22,10 +21,10 @@ _PARTS = {
 }
 
 
-def by_category(rows: Sequence[Record]) -> figures.Figure:
+def by_category(rows: Sequence[rows_lib.Row]) -> figures.Figure:
   """Draws a panel per category, with a line and a mark per method."""
-  methods = list(dict.fromkeys(row['method'] for row in rows))
-  categories = list(dict.fromkeys(row['category'] for row in rows))
+  methods = list(dict.fromkeys(row.method for row in rows))
+  categories = list(dict.fromkeys(row.category for row in rows))
   num_lines = -(-len(categories) // _CATEGORIES_A_LINE)
   names = list(map(figures.label, methods))
   name_height = 0.06 + 0.14 * (1 + max(name.count('\n') for name in names))
@@ -34,9 +33,9 @@ def by_category(rows: Sequence[Record]) -> figures.Figure:
   all_axes = figures.panels(figure, len(categories), _CATEGORIES_A_LINE)
   for axes, category in zip(all_axes, categories, strict=True):
     for row in rows:
-      if row['category'] == category:
-        place = methods.index(row['method'])
-        _speedup(axes, row, place, looks[row['method']])
+      if row.category == category:
+        place = methods.index(row.method)
+        _speedup(axes, row, place, looks[row.method])
     axes.set_title(figures.label(category), fontsize=9)
     axes.set_yticks(range(len(methods)), names, fontsize=8)
     axes.set_ylim(len(methods) - 0.5, -0.5)
@@ -54,12 +53,12 @@ def by_category(rows: Sequence[Record]) -> figures.Figure:
 
 def _speedup(axes, row, place, look):
   """Draws a mark with its interval."""
-  value = row['speedup']
-  plots.whiskers(axes, [value], [row['speedup_ci95']], [place], look.color)
+  value = row.speedup
+  plots.whiskers(axes, [value], [row.speedup_ci95], [place], look.color)
   axes.plot(value, place, look.marker, color=look.color, markersize=5)
 
 
-def roofline(rows: Sequence[Record]) -> figures.Figure:
+def roofline(rows: Sequence[rows_lib.Row]) -> figures.Figure:
   """Draws a round's parts as stacked bars, and the share of the roofline."""
   figure = figures.new(1.4 + 0.32 * len(rows))
   parts, shares = figure.subplots(1, 2)
@@ -67,7 +66,7 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
   left = [0.0] * len(rows)
   for name, (label, color) in _PARTS.items():
     # A negative rest is noise.
-    values = [max(row[name] or 0, 0) for row in rows]
+    values = [max(getattr(row, name) or 0, 0) for row in rows]
     parts.barh(
       places,
       values,
@@ -78,7 +77,7 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
     )
     left = [x + value for x, value in zip(left, values, strict=True)]
   for place, row in enumerate(rows):
-    if all(row[name] is None for name in _PARTS):
+    if all(getattr(row, name) is None for name in _PARTS):
       # Otherwise it would look as if it took no time.
       parts.text(0, place, ' not known', va='center', fontsize=8)
   parts.set_xlim(left=0)
@@ -86,11 +85,11 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
     parts.set_xticks([])
   parts.set_title('Milliseconds per round', fontsize=10)
   parts.set_yticks(places)
-  names = [figures.label(row['method']) for row in rows]
+  names = [figures.label(row.method) for row in rows]
   parts.set_yticklabels(names, fontsize=8)
   parts.set_ylim(len(rows) - 0.4, -0.6)
   figure.legend(**_LEGEND, ncols=3, loc='outside lower left')
-  values = [row['percent_of_roofline'] or 0 for row in rows]
+  values = [row.percent_of_roofline or 0 for row in rows]
   bars = shares.barh(
     places, values, color=figures.GREEN, edgecolor=figures.paper()
   )
@@ -104,7 +103,7 @@ def roofline(rows: Sequence[Record]) -> figures.Figure:
   return figure
 
 
-def cost(rows: Sequence[Record]) -> figures.Figure:
+def cost(rows: Sequence[rows_lib.Row]) -> figures.Figure:
   """Draws tokens per round against the time of a round, a mark per method.
 
   The time is in tokens of the baseline: tokens per round divided by the
@@ -112,12 +111,10 @@ def cost(rows: Sequence[Record]) -> figures.Figure:
   """
   figure = figures.new(max(3.6, 0.6 + 0.32 * len(rows)))
   axes = figure.subplots()
-  looks = figures.looks(
-    [methods_lib.BASELINE, *(row['method'] for row in rows)]
-  )
-  costs = [row['tokens_per_round'] / row['speedup'] for row in rows]
+  looks = figures.looks([methods_lib.BASELINE, *(row.method for row in rows)])
+  costs = [row.tokens_per_round / (row.speedup or math.nan) for row in rows]
   right = 1.15 * max(1.5, *costs)
-  top = 1.15 * max(row['tokens_per_round'] for row in rows)
+  top = 1.15 * max(row.tokens_per_round for row in rows)
   for speedup in (0.5, 1, 1.5, 2, 3, 4, 6, 8):
     end = min(right, top / speedup)
     # A line that leaves the panel at once would only add its label.
@@ -141,14 +138,14 @@ def cost(rows: Sequence[Record]) -> figures.Figure:
       fontsize=8,
     )
   for row, x in zip(rows, costs, strict=True):
-    look = looks[row['method']]
+    look = looks[row.method]
     axes.plot(
       x,
-      row['tokens_per_round'],
+      row.tokens_per_round,
       look.marker,
       color=look.color,
       markersize=8,
-      label=figures.label(row['method']),
+      label=figures.label(row.method),
     )
   axes.set(
     xlabel="time of a round, in the baseline's time per token",
@@ -193,26 +190,22 @@ def pass_times(by_name: Mapping[str, Mapping[str, float]]) -> figures.Figure:
   return figure
 
 
-def predicted(rows: Sequence[Record]) -> figures.Figure:
+def predicted(rows: Sequence[rows_lib.Row]) -> figures.Figure:
   """Draws a mark per method, on the diagonal if the prediction is right."""
   figure = figures.new(max(4, 0.6 + 0.32 * len(rows)))
   axes = figure.subplots()
-  looks = figures.looks(
-    [methods_lib.BASELINE, *(row['method'] for row in rows)]
-  )
+  looks = figures.looks([methods_lib.BASELINE, *(row.method for row in rows)])
   for row in rows:
-    look = looks[row['method']]
+    look = looks[row.method]
     axes.plot(
-      row['predicted_speedup'],
-      row['speedup'],
+      row.predicted_speedup,
+      row.speedup,
       look.marker,
       color=look.color,
-      label=figures.label(row['method']),
+      label=figures.label(row.method),
     )
-    if row['speedup_ci95']:
-      axes.vlines(
-        row['predicted_speedup'], *row['speedup_ci95'], color=look.color
-      )
+    if row.speedup_ci95:
+      axes.vlines(row.predicted_speedup, *row.speedup_ci95, color=look.color)
   ends = [0.0, 1.08 * max(*axes.get_xlim(), *axes.get_ylim())]
   ink = figures.ink()
   axes.plot(ends, ends, ':', color=ink, linewidth=0.8, zorder=0)
@@ -221,7 +214,7 @@ def predicted(rows: Sequence[Record]) -> figures.Figure:
     ends, low, high, color=figures.GREY, alpha=0.2, label='within 10%'
   )
   start = 0.9 * min(
-    min(row['predicted_speedup'], row['speedup'], *row['speedup_ci95'] or ())
+    min(row.predicted_speedup, row.speedup, *row.speedup_ci95 or ())
     for row in rows
   )
   axes.set(
@@ -235,17 +228,17 @@ def predicted(rows: Sequence[Record]) -> figures.Figure:
   return figure
 
 
-def curves(rows: Sequence[Record]) -> dict[str, list[Record]]:
+def curves(rows: Sequence[rows_lib.Row]) -> dict[str, list[rows_lib.Row]]:
   """Returns each curve's rows by K, without curves of too few points."""
-  groups: dict[tuple, list[Record]] = {}
+  groups: dict[tuple, list[rows_lib.Row]] = {}
   for row in rows:
-    if row['num_draft_tokens']:
-      key = row['drafter'], row['verifier'], row['law']
+    if row.num_draft_tokens:
+      key = row.drafter, row.verifier, row.law
       groups.setdefault(key, []).append(row)
-  baseline = [row for row in rows if not row['num_draft_tokens']]
+  baseline = [row for row in rows if not row.num_draft_tokens]
   found = {}
   for key, group in groups.items():
-    by_k = {row['num_draft_tokens']: row for row in group}
+    by_k = {row.num_draft_tokens: row for row in group}
     if len(by_k) == len(group) >= _LEAST_DRAFTS:
       # The baseline is the point K = 0 of every curve.
       points = baseline[:1] + [by_k[k] for k in sorted(by_k)]
@@ -253,7 +246,9 @@ def curves(rows: Sequence[Record]) -> dict[str, list[Record]]:
   return found
 
 
-def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
+def against_num_drafts(
+  by_name: Mapping[str, list[rows_lib.Row]],
+) -> figures.Figure:
   """Draws decoding time, tokens per round and time per round against K.
 
   Decoding time is that of 128 tokens. A round has K drafts and one token of the
@@ -265,13 +260,13 @@ def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
   all_axes = figure.subplots(1, 3)
   looks = figures.looks([methods_lib.BASELINE, *by_name])
   for name, rows in by_name.items():
-    drafts = [row['num_draft_tokens'] for row in rows]
+    drafts = [row.num_draft_tokens for row in rows]
     look = looks[name]
     line = {'color': look.color, 'marker': look.marker, 'label': name}
     line['linestyle'] = look.dashes
-    seconds = [0.128 * (row['ms_per_token'] or math.nan) for row in rows]
+    seconds = [0.128 * (row.ms_per_token or math.nan) for row in rows]
     share = [
-      row['tokens_per_round'] / (k + 1)
+      row.tokens_per_round / (k + 1)
       for row, k in zip(rows, drafts, strict=True)
     ]
     per_round = [_round_ms(row) for row in rows]
@@ -301,7 +296,7 @@ def against_num_drafts(by_name: Mapping[str, list[Record]]) -> figures.Figure:
   return figure
 
 
-def _round_ms(row: Record) -> float:
+def _round_ms(row: rows_lib.Row) -> float:
   """Returns the sum of a round's parts; NaN if a part was not timed."""
-  times = [row[name] for name in _PARTS]
+  times = [getattr(row, name) for name in _PARTS]
   return math.nan if None in times else sum(times)

@@ -10,12 +10,13 @@ import jinja2
 
 from experiments.decoding import rounds
 from experiments.evaluation import generations
+from experiments.evaluation import papers
 from experiments.evaluation import suite
+from experiments.evaluation import summary
 from experiments.html_report import evaluation_figures
 from experiments.html_report import files
 from experiments.html_report import other_tables
 from experiments.html_report import round_view
-from experiments.html_report import tables as tables_lib
 from experiments.reporting import columns
 from experiments.reporting import figures
 from experiments.reporting import rows as rows_lib
@@ -80,12 +81,6 @@ def render(runs: Sequence[files.Run], title: str) -> str:
   )
   # Methods stay in the order of the configuration.
   environment.policies['json.dumps_kwargs'] = {'sort_keys': False}
-  rows = [
-    row
-    for run in runs
-    if run.file == files.EVALUATION
-    for row in run.content['rows']
-  ]
   notes = []
   if not figures.are_possible():
     notes.append(f'The figures are left out: {figures.MISSING}.')
@@ -94,7 +89,11 @@ def render(runs: Sequence[files.Run], title: str) -> str:
     notes=notes,
     passes=evaluation_figures.of_passes(_passes(runs), 'passes'),
     sections=[_section(run, i) for i, run in enumerate(runs)],
-    columns=[columns.column(name) for name in tables_lib.used(rows)],
+    columns=[
+      column
+      for column in columns.of(rows_lib.Row).values()
+      if any(run.file == files.EVALUATION for run in runs)
+    ],
     style=(_TEMPLATES / 'report.css').read_text() + round_view.STYLE,
     script=(_TEMPLATES / 'report.js').read_text(),
   )
@@ -135,22 +134,23 @@ def _section(run, number):
 
 def _blocks(run, anchor) -> Iterator[Block]:
   content = run.content
-  paper = list(tables_lib.of_paper(content.get('paper')))
-  if paper:
-    yield Block(paper)
+  if content.get('paper'):
+    yield Block([papers.table(content['paper'])])
   others = {
     name: value
     for name, value in content.items()
     if name not in ('rows', 'paper') and value  # no data set, no divergence
   }
-  for i, rows in enumerate(tables_lib.settings(content['rows'])):
+  all_rows = [rows_lib.Row(**record) for record in content['rows']]
+  for i, setting in enumerate(dict.fromkeys(row.setting for row in all_rows)):
+    rows = [row for row in all_rows if row.setting == setting]
     name = f'{anchor}-{i}'
-    prompts = run.texts.get(suite.folder(_HERE, rows[0]['part']).name)
+    prompts = run.texts.get(suite.folder(_HERE, rows[0].part).name)
     texts = [_texts(one) for one in prompts or ()]
     yield Block(
-      list(tables_lib.of_setting(rows)),
-      rows_lib.title(tables_lib.overall(rows)[0]),
-      list(tables_lib.in_detail(rows)),
+      [summary.main(rows), *summary.parts(rows, with_intervals=True)],
+      rows_lib.title(rows_lib.overall(rows)[0]),
+      list(summary.in_detail(rows)),
       list(evaluation_figures.of_setting(rows, name)),
       Written(f'{name}-texts', texts) if texts else None,
     )

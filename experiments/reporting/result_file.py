@@ -11,7 +11,6 @@ import types
 import typing
 from typing import Any
 
-from experiments.reporting import columns
 from experiments.reporting import files as reporting_files
 from experiments.reporting import rows as rows_lib
 from specsample import files
@@ -19,6 +18,9 @@ from specsample import files
 SCHEMA = 5
 # The types of a row's fields.
 _HINTS = typing.get_type_hints(rows_lib.Row)
+# The fields of a paper, and of its rows; see `evaluation.papers`.
+_PAPER = {'source', 'note', 'targets', 'rows'}
+_PAPER_ROW = {'row', 'quantity', 'paper', 'ours', 'ci95'}
 # The fields of every result file that say where it was measured.
 _DESCRIPTION = ('hardware', 'versions', 'git_commit', 'command')
 
@@ -31,8 +33,8 @@ def write(path: pathlib.PurePath, content: Mapping[str, Any]) -> None:
 def read(path: pathlib.PurePath) -> dict[str, Any]:
   """Returns a result file's content.
 
-  The rows of a result.json have every field of `rows.Row`; unknown fields are
-  kept. In other files, only the schema is checked.
+  The rows of a result.json have the fields of `rows.Row`. In other files, only
+  the schema is checked.
 
   Raises:
     ValueError: if the file is missing, damaged, or of a schema that this
@@ -107,10 +109,12 @@ def _check_result(path, content):
     raise _refusal(path, 'rows that are not objects')
   for row in rows:
     _check(path, row, _HINTS)
+    if unknown := sorted(row.keys() - _HINTS.keys()):
+      raise _refusal(path, f'unknown fields {", ".join(unknown)}')
     _check_types(path, row)
-  setting = lambda row: tuple(row[name] for name in columns.SETTING)
-  in_all = {setting(row) for row in rows if row['category'] == rows_lib.OVERALL}
-  if {setting(row) for row in rows} - in_all:
+  known = [rows_lib.Row(**row) for row in rows]
+  in_all = {row.setting for row in rows_lib.overall(known)}
+  if {row.setting for row in known} - in_all:
     raise _refusal(path, 'no row over all prompts')
   _check_paper(path, content.get('paper'))
 
@@ -129,9 +133,10 @@ def _check_types(path, row):
 def _check_paper(path, paper):
   if paper is None:
     return
-  rows = paper.get('rows') if isinstance(paper, dict) else None
+  is_whole = isinstance(paper, dict) and paper.keys() >= _PAPER
+  rows = paper['rows'] if is_whole else None
   if not isinstance(rows, list) or not all(
-    isinstance(row, dict) and {'row', 'quantity'} <= row.keys() for row in rows
+    isinstance(row, dict) and row.keys() >= _PAPER_ROW for row in rows
   ):
     raise _refusal(path, "a paper's numbers in another form")
 

@@ -1,9 +1,10 @@
 """Timed generations, and the rows of a table that are computed from them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 from typing import Any
 
+from experiments.reporting import columns
 from specsample import stats
 
 OVERALL = 'overall'  # the category of a row over all prompts
@@ -74,47 +75,161 @@ class Row:
   prompts), and the parts of a round are those of a whole batch.
   """
 
-  method: str
-  drafter: str
-  verifier: str
-  law: str  # the kind of the drafts, a types.DraftKind
-  lossless: bool
-  benchmark: str
-  category: str  # or OVERALL, or a `turn_category`
-  num_draft_tokens: int
-  temperature: float
-  batch_size: int
-  prompts: int
-  samples: int  # of each prompt
-  tokens: int
-  rounds: int
-  tokens_per_round: float
+  method: str = columns.shown('method', 'as the configuration calls it')
+  num_draft_tokens: int = columns.shown(
+    'K', 'the most tokens that are drafted per round (for a tree, its nodes)'
+  )
+  tokens_per_round: float = columns.shown(
+    'tokens per round',
+    'emitted tokens divided by rounds; autoregressive decoding has 1',
+    '.2f',
+  )
   tokens_per_round_ci95: list[float] | None
-  plain_rounds: float | None  # the share that drafts nothing; None if K is 0
-  acceptance: float | None  # the acceptance rate: `stats.Stats.acceptance`
+  plain_rounds: float | None = columns.shown(
+    'plain rounds',
+    'the share of rounds that drafted nothing; the target then reads one token '
+    'if the drafter has a pass for that; nothing if K is 0',
+    '.0%',
+  )
+  acceptance: float | None = columns.shown(  # `stats.Stats.acceptance`
+    'acceptance',
+    'the share that was kept of the draft tokens that verification reached '
+    '(for a tree: of the levels that a path reached); a draft token after an '
+    'end of text counts as rejected, and so may one beyond the end of a short '
+    'draft, if rounds draft different numbers: then it is a lower bound',
+    '.3f',
+  )
   acceptance_ci95: list[float] | None
-  acceptance_by_position: list[float | None]  # [K], None if never drafted
-  ms_per_token: float | None  # prefill included; None without tokens
+  acceptance_by_position: list[float | None] = columns.shown(  # [K]
+    'acceptance by position',
+    'of the rounds that drafted up to this position, the share that kept the '
+    'draft token there',
+    '.2f',
+  )
+  ms_per_token: float | None = columns.shown(
+    'ms per token', 'milliseconds, including the prefill', '.2f'
+  )
   ms_per_token_ci95: list[float] | None
-  speedup: float | None
-  speedup_ci95: list[float] | None
-  mean_speedup: float | None  # as in Spec-Bench: see `ratios`
+  speedup: float | None = columns.shown(
+    'speedup',
+    "the baseline's time per token divided by the method's, over all tokens "
+    'together',
+    '.2f',
+    'x',
+  )
+  speedup_ci95: list[float] | None = columns.shown(
+    '95% interval', 'of the speedup', '.2f'
+  )
+  mean_speedup: float | None = columns.shown(  # see `ratios`
+    'mean speedup',
+    'as Spec-Bench computes it: the ratio of the means over prompts of tokens '
+    'per second',
+    '.2f',
+    'x',
+  )
   mean_speedup_ci95: list[float] | None
-  leviathan_speedup: float | None  # from acceptance and cost_ratio: see `cost`
-  predicted_speedup: float | None  # from the times below, measured separately
-  prefill_ms: float | None  # of a batch of typical prompts
-  draft_ms: float | None  # per round; None, like all parts, if it varies
-  verify_ms: float | None  # like overhead_ms, a mean over rounds of any width
-  verify_ms_by_width: dict[str, float] | None  # if there are several widths
-  overhead_ms: float | None
-  cost_ratio: float | None  # of a draft token to a round of the baseline
-  percent_of_roofline: float | None  # of one pass of the target per round
-  part: str = ''  # of a table of several settings
+  leviathan_speedup: float | None = columns.shown(
+    "Leviathan's speedup",
+    'by their theorem 3.8, from the acceptance and the cost ratio',
+    '.2f',
+    'x',
+  )
+  predicted_speedup: float | None = columns.shown(
+    'predicted speedup',
+    'from the times of the parts of a round, which were timed separately, and '
+    'the rounds and tokens that were counted',
+    '.2f',
+    'x',
+  )
+  draft_ms: float | None = columns.shown(
+    'draft ms',
+    'per round: proposing; after typical prompts; not known, as all parts, if '
+    'it varies',
+    '.2f',
+  )
+  verify_ms: float | None = columns.shown(
+    'verify ms',
+    "per round: the target's pass; the mean if rounds differ in width",
+    '.2f',
+  )
+  verify_ms_by_width: dict[str, float] | None = columns.shown(
+    'verify ms by width',
+    "the target's pass over this many draft tokens, for each number that has a "
+    'pass, if there are several',
+    '.2f',
+  )
+  overhead_ms: float | None = columns.shown(
+    'rest ms',
+    'per round: its time minus the two parts; if negative, noise',
+    '.2f',
+  )
+  prefill_ms: float | None = columns.shown(
+    'prefill ms', 'reading the prompts of a typical batch', '.1f'
+  )
+  cost_ratio: float | None = columns.shown(
+    'c',
+    'what drafting a token (for a tree, a level) costs, in rounds of the '
+    'baseline',
+    '.3f',
+  )
+  percent_of_roofline: float | None = columns.shown(
+    'of the roofline',
+    'the time to read weights and caches once per round, as fast as the memory '
+    'was read or copied, divided by the time of the round',
+    '.0f',
+    '%',
+  )
+  drafter: str = columns.shown(
+    'drafter', 'what proposes tokens: a file of specsample/drafters'
+  )
+  verifier: str = columns.shown(
+    'verifier', 'the rule that keeps or rejects drafts: specsample/verify'
+  )
+  law: str = columns.shown(  # a types.DraftKind
+    'law',
+    'how draft tokens are chosen: drawn from a distribution (sampled), or '
+    'determined by the tokens before them (point_mass)',
+  )
+  lossless: bool = columns.shown(
+    'exact', "whether the output has exactly the target's distribution"
+  )
+  # None if no outputs have to be equal.
+  outputs_differing: int | None = columns.shown(
+    'differ',
+    "greedy outputs that differ from the baseline's; 0 for an exact rule, "
+    'apart from float ties',
+    default=None,
+  )
+  outputs_tied: int | None = columns.shown(
+    'ties',
+    "greedy outputs that differ from the baseline's at a float tie",
+    default=None,
+  )
+  prompts: int = columns.shown('prompts', 'how many were decoded')
+  samples: int = columns.shown('samples', 'how often each prompt was decoded')
+  tokens: int = columns.shown(
+    'tokens', 'that were emitted, including ends of text'
+  )
+  rounds: int = columns.shown(
+    'rounds', 'passes of the target over drafts, summed over prompts'
+  )
+  part: str = columns.shown(
+    'setting', 'of this table, if there are several', default=''
+  )
+  benchmark: str = columns.shown('benchmark', 'the file or task of the prompts')
+  category: str = columns.shown(  # or OVERALL, or a `turn_category`
+    'category', 'of the prompts'
+  )
+  temperature: float = columns.shown('temperature', '0 is greedy decoding', 'g')
+  batch_size: int = columns.shown(
+    'batch', 'how many prompts are decoded at once'
+  )
   scores: dict[str, Any] = dataclasses.field(default_factory=dict)  # by name
-  # Greedy outputs that should equal the baseline's and do not: at ties of
-  # floats, and elsewhere. None if no outputs have to be equal.
-  outputs_tied: int | None = None
-  outputs_differing: int | None = None
+
+  @property
+  def setting(self) -> tuple:
+    """What distinguishes the tables of a run."""
+    return self.part, self.benchmark, self.temperature, self.batch_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,15 +260,23 @@ def first_difference(
   return None if parting == longer else parting
 
 
-def title(row: Mapping[str, Any]) -> str:
-  """Returns what was decoded, from a row over all prompts of result.json."""
-  benchmark = row['benchmark']
-  setting = row['part'] or benchmark
-  of_benchmark = f' ({benchmark})' if setting != benchmark else ''
-  samples = row['samples']
-  each = f' of {samples} samples each' if samples > 1 else ''
+def title(row: Row) -> str:
+  """Returns what was decoded, from a row over all prompts."""
+  setting = row.part or row.benchmark
+  of_benchmark = f' ({row.benchmark})' if setting != row.benchmark else ''
+  each = f' of {row.samples} samples each' if row.samples > 1 else ''
   return (
-    f'{setting}{of_benchmark}: {row["prompts"]} prompts{each}, '
-    f'{row["tokens"]} tokens, batch {row["batch_size"]}, '
-    f'temperature {row["temperature"]:g}'
+    f'{setting}{of_benchmark}: {row.prompts} prompts{each}, '
+    f'{row.tokens} tokens, batch {row.batch_size}, '
+    f'temperature {row.temperature:g}'
   )
+
+
+def overall(rows: Sequence[Row]) -> list[Row]:
+  """Returns the rows over all prompts."""
+  return [row for row in rows if row.category == OVERALL]
+
+
+def are_several(categories: Iterable[str]) -> bool:
+  """Returns whether there are several categories; one means all prompts."""
+  return len({*categories} - {OVERALL}) > 1

@@ -90,11 +90,23 @@ class Table:
       box=rich.box.SIMPLE_HEAD, padding=0, pad_edge=False
     )
     # A cell that is too wide by itself continues on the next line.
-    table.add_column(
-      self.headings[0], vertical='bottom', overflow='fold', max_width=limit
-    )
+    first, *others = map(_in_two_lines, self.headings)
+    table.add_column(first, overflow='fold', max_width=limit)
     for i in columns:
-      table.add_column(self.headings[i], justify='right', overflow='fold')
+      table.add_column(
+        others[i - 1], justify='right', vertical='bottom', overflow='fold'
+      )
     for row in self.rows:
       table.add_row(row[0], *(row[i] for i in columns))
     return table
+
+
+def _in_two_lines(heading: str) -> str:
+  """Breaks a heading where its longer line becomes shortest."""
+  words = heading.split()
+  broken = [
+    '\n'.join(filter(None, map(' '.join, (words[:i], words[i:]))))
+    for i in range(len(words))
+  ]
+  longest = lambda text: max(map(len, text.split('\n')))
+  return min(broken, key=longest, default='')

@@ -243,7 +243,7 @@ _SERVER = f"""
 import gc, json, os, signal, tempfile
 from experiments.certificate import terminal
 from experiments.decoding import generating
-from experiments.evaluation import report
+from experiments.evaluation import results
 from experiments.timing import benchmarking
 from experiments.training import checkpoints
 from specsample.models import huggingface

@@ -120,6 +120,7 @@ def write_tree(root):
   paper = {
     'source': f'Chen et al. {NASTY}',
     'note': 'on other hardware',
+    'targets': '',
     'rows': [
       {'row': 'SpS', 'quantity': 'speedup', 'paper': 1.92, 'ours': 1.5}
       | {'ci95': [1.25, 1.75]},

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from experiments.evaluation import summary
 from experiments.html_report import figures as figures_lib
 from experiments.html_report import files
 from experiments.html_report import page
-from experiments.html_report import tables
 from experiments.reporting import columns
 from experiments.reporting import figures
 from experiments.reporting import result_file
@@ -145,10 +145,10 @@ def test_tables_hold_the_numbers(found):
     >= {
       'method': 'ngram',
       'K': '4',
-      'speedup': '1.50 (1.25-1.75)',
+      'speedup': '1.50x (1.25-1.75)',
       'tokens': '1,256',
       'acceptance by position': '0.75 - 0.50 0.25',
-      'of the roofline': '71',
+      'of the roofline': '71%',
       'exact': 'yes',
     }.items()
   )
@@ -156,24 +156,29 @@ def test_tables_hold_the_numbers(found):
   by_category = next(one for one in found.tables if one[0][0] == 'category')
   categories = [line[0] for line in by_category[1:]]
   assert categories == ['overall', reports.NASTY, 'qa']
-  assert by_category[1][2] == '1.50 (1.25-1.75), 2.00'
+  assert by_category[1][2] == '1.50x (1.25-1.75), 2.00'
 
 
 def test_paper_stands_beside_ours(found):
   (table,) = (one for one in found.tables if one[0][0] == 'row')
   assert table[1:] == [
-    ['SpS', 'speedup', '1.92', '1.5 (1.25-1.75)'],
-    ['SpS', 'rouge2', '-', '-'],
+    ['SpS', 'speedup', '1.92', '1.5', '1.25-1.75'],
+    ['SpS', 'rouge2', '-', '-', '-'],
   ]
   assert 'on other hardware' in found.text
 
 
 def test_a_paper_without_numbers_of_ours_is_named(tmp_path):
-  paper = {'source': 'Sun et al.', 'note': 'gains alone', 'rows': []}
-  content = reports.evaluation() | {'paper': paper}
+  paper = {
+    'source': 'Sun et al.',
+    'note': 'gains alone',
+    'targets': '',
+    'rows': [],
+  }
+  content = reports.evaluation() | {'paper': paper | {'rows': []}}
   result_file.write(tmp_path / 'result.json', content)
   shown = page.render(files.find(str(tmp_path), 1), 'Results')
-  assert 'The paper: Sun et al.' in shown and 'gains alone' in shown
+  assert 'Beside the paper: Sun et al.' in shown and 'gains alone' in shown
 
 
 def test_other_commands_have_tables_too(found):
@@ -186,22 +191,11 @@ def test_other_commands_have_tables_too(found):
 
 
 def test_every_field_of_a_row_is_explained():
-  row = dict.fromkeys(field.name for field in dataclasses.fields(rows.Row))
-  unexplained = [
-    name
-    for name in row
-    if name not in columns.COLUMNS and not columns.is_interval(name, row)
-  ]
-  assert set(unexplained) <= {'scores'}
-
-
-def test_field_that_is_not_known_is_shown(tmp_path):
-  content = reports.evaluation(new_field=2.5, new_field_ci95=[2, 3])
-  result_file.write(tmp_path / 'result.json', content)
-  text = page.render(files.find(str(tmp_path), 1), 'Results')
-  table = reports.Page(text).tables[3]
-  assert table[0][-1] == 'new field'
-  assert table[1][-1] == '2.5 (2-3)'
+  known = columns.of(rows.Row)
+  names = [field.name for field in dataclasses.fields(rows.Row)]
+  unexplained = {x for x in names if not x.endswith('_ci95')} - known.keys()
+  assert unexplained == {'scores'}
+  assert all(column.meaning for column in known.values())
 
 
 @pytest.mark.parametrize(
@@ -226,7 +220,8 @@ def test_a_negative_rest_is_explained_below_it(tmp_path):
   content = reports.evaluation(overhead_ms=-2.34)
   result_file.write(tmp_path / 'result.json', content)
   (run,) = files.find(str(tmp_path), 1)
-  times, others = tables.in_detail(run.content['rows'])
+  found = [rows.Row(**record) for record in run.content['rows']]
+  times, others = summary.in_detail(found)
   assert 'rest ms' in times.headings and 'rest ms' not in others.headings
   assert 'A negative rest is noise' in times.note
   assert '-2.34' in page.render([run], 'Results')
@@ -244,14 +239,16 @@ def test_a_folder_without_results_is_refused(tmp_path):
 def _curve(overhead_ms):
   """Returns rows of K = 0, 1, 3; only the time per token includes prefill."""
   return [
-    {
-      'num_draft_tokens': k,
-      'ms_per_token': ms,
-      'tokens_per_round': tokens,
-      'draft_ms': 2.0 * k,
-      'verify_ms': 10.0,
-      'overhead_ms': overhead_ms,
-    }
+    rows.Row(
+      **reports.row(
+        *('a', 'overall', k),
+        ms_per_token=ms,
+        tokens_per_round=tokens,
+        draft_ms=2.0 * k,
+        verify_ms=10.0,
+        overhead_ms=overhead_ms,
+      )
+    )
     for k, ms, tokens in ((0, 20.0, 1.0), (1, 15.0, 1.5), (3, 12.5, 2.0))
   ]
 

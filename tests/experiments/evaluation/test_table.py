@@ -9,7 +9,7 @@ from experiments import methods
 from experiments.evaluation import evaluation
 from experiments.evaluation import papers
 from experiments.evaluation import predicted_speedup
-from experiments.evaluation import report
+from experiments.evaluation import results
 from experiments.evaluation import table
 from experiments.methods import random_weights
 from experiments.reporting import rows as rows_lib
@@ -278,13 +278,13 @@ def test_all_of_it_is_printed_whatever_methods_are_called(
     generations=rename(in_batches.generations),
     parts=rename(in_batches.parts),
   )
-  text = in_terminal(80, report.show, tmp_path, [named], papers.Paper())
+  text = in_terminal(80, results.show, tmp_path, [named], papers.Paper())
   lines = text.splitlines()
   assert max(map(len, lines[:-1])) <= 80
   row = _row(named.rows, renamed['ngram'], 'overall')
   of_method = [line for line in lines if line.startswith(' ' + row.method)]
   cells = ' '.join(of_method).replace(row.method, '').split()
-  for cell in ('1', '1.60', '25.0', '2.00x', '21.0', '3.0'):
+  for cell in ('1', '1.60', '25.00', '2.00x', '21.00', '3.00'):
     assert cell in cells
   assert f'{row.percent_of_roofline:.0f}%' in cells
   assert {'K', 'interval', 'predicted', 'roofline'} <= set(text.split())
@@ -295,7 +295,7 @@ def test_a_terminal_has_the_speedup_first_and_explains_a_negative_rest(
   in_batches, tmp_path, in_terminal
 ):
   show = lambda table: in_terminal(
-    60, report.show, tmp_path, [table], papers.Paper()
+    60, results.show, tmp_path, [table], papers.Paper()
   )
   text = show(in_batches)
   # The last lines of the headings.
@@ -304,7 +304,7 @@ def test_a_terminal_has_the_speedup_first_and_explains_a_negative_rest(
   below = in_batches.parts['ngram'] | {'overhead_ms': -2.34}
   parts = in_batches.parts | {'ngram': below}
   text = show(dataclasses.replace(in_batches, parts=parts))
-  assert '-2.3' in text and 'A negative rest is noise' in text
+  assert '-2.34' in text and 'A negative rest is noise' in text
 
 
 def test_answers_of_a_token_leave_no_room_for_drafts(in_batches):
@@ -430,7 +430,7 @@ def test_what_was_left_out_and_has_no_score_is_said(
       scores=dict.fromkeys(names, score),
       provenance=provenance,
     )
-    report.show(tmp_path, [shown], papers.Paper())
+    results.show(tmp_path, [shown], papers.Paper())
     printed[len(names)] = ' '.join(capsys.readouterr().out.split())
   assert 'XSum: records without a text, left out: 1' in printed[1]
   assert 'no score: ngram could not be scored this time: run' in printed[1]

@@ -1,5 +1,6 @@
 """Figures by method stay readable with many methods."""
 
+import dataclasses
 import itertools
 
 from matplotlib.backends import backend_agg
@@ -22,15 +23,17 @@ def _rows(count, categories=_CATEGORIES):
   names = [methods.BASELINE]
   names += [f'a method of {i} words or more of them' for i in range(count)]
   return [
-    reports.row(
-      name,
-      category,
-      num_drafts,
-      speedup=1 + i / 10,
-      speedup_ci95=[0.9 + i / 10, 1.1 + i / 10] if i else None,
-      predicted_speedup=1 + i / 9,
-      overhead_ms=1.0,
-      acceptance_by_position=[0.9**j for j in range(num_drafts)],
+    rows_lib.Row(
+      **reports.row(
+        name,
+        category,
+        num_drafts,
+        speedup=1 + i / 10,
+        speedup_ci95=[0.9 + i / 10, 1.1 + i / 10] if i else None,
+        predicted_speedup=1 + i / 9,
+        overhead_ms=1.0,
+        acceptance_by_position=[0.9**j for j in range(num_drafts)],
+      )
     )
     for category in categories
     for i, name in enumerate(names)
@@ -39,8 +42,7 @@ def _rows(count, categories=_CATEGORIES):
 
 
 def _overall(count):
-  rows = [rows_lib.Row(**row) for row in _rows(count, ['overall'])]
-  return plots.overall(rows, 'title')
+  return plots.overall(_rows(count, ['overall']), 'title')
 
 
 def _against_num_drafts(count):
@@ -51,11 +53,7 @@ def _against_num_drafts(count):
 
 def _of_drafting(draw, categories):
   return lambda count: draw(
-    [
-      row
-      for row in _rows(count, categories)
-      if row['method'] != methods.BASELINE
-    ]
+    [row for row in _rows(count, categories) if row.method != methods.BASELINE]
   )
 
 
@@ -114,14 +112,14 @@ def test_nothing_is_squeezed_or_covered(name, count):
 @pytest.mark.parametrize('count', _COUNTS)
 def test_a_panel_a_category_has_a_mark_a_method(count):
   rows = _rows(count)[1 : count + 1]
-  with_gap = [*rows, rows[-1] | {'category': 'qa', 'speedup': 3.5}]
+  with_gap = [*rows, dataclasses.replace(rows[-1], category='qa', speedup=3.5)]
   overall, qa = figures_lib.by_category(with_gap).axes
   places = range(count)
   assert [label.get_text() for label in overall.get_yticklabels()] == [
-    figures.label(row['method']) for row in rows
+    figures.label(row.method) for row in rows
   ]
   assert _marks(overall) == [
-    (row['speedup'], place) for row, place in zip(rows, places, strict=True)
+    (row.speedup, place) for row, place in zip(rows, places, strict=True)
   ]
   # Values that other methods lack don't move a mark.
   assert _marks(qa) == [(3.5, count - 1)]
@@ -137,7 +135,7 @@ def _marks(axes):
 
 def test_a_mark_is_on_the_line_of_its_speedup():
   rows = [
-    row | {'tokens_per_round': tokens, 'speedup': speedup}
+    dataclasses.replace(row, tokens_per_round=tokens, speedup=speedup)
     for row, tokens, speedup in zip(
       _rows(2, ['overall']), (1.0, 3.0, 2.0), (1.0, 1.5, 0.5), strict=True
     )
@@ -158,8 +156,13 @@ def test_passes_are_relative_to_one_token():
 
 
 def test_an_interval_is_not_cut():
-  row = _rows(1, ['overall'])[1] | {'speedup': 1.0, 'predicted_speedup': 1.0}
-  (axes,) = figures_lib.predicted([row | {'speedup_ci95': [0.5, 1.6]}]).axes
+  row = dataclasses.replace(
+    _rows(1, ['overall'])[1],
+    speedup=1.0,
+    speedup_ci95=[0.5, 1.6],
+    predicted_speedup=1.0,
+  )
+  (axes,) = figures_lib.predicted([row]).axes
   low, high = axes.get_ylim()
   assert low < 0.5 and high > 1.6
 
@@ -167,11 +170,15 @@ def test_an_interval_is_not_cut():
 def test_rounds_without_a_time_are_not_drawn_as_none():
   rows = _rows(2, ['overall'])
   unknown = dict.fromkeys(('draft_ms', 'verify_ms', 'overhead_ms'))
-  parts, _ = figures_lib.roofline([rows[0], rows[1] | unknown]).axes
+  parts, _ = figures_lib.roofline(
+    [rows[0], dataclasses.replace(rows[1], **unknown)]
+  ).axes
   (text,) = parts.texts
   assert text.get_position() == (0, 1)
   assert text.get_text() == ' not known'
-  parts, _ = figures_lib.roofline([rows[0] | unknown]).axes
+  parts, _ = figures_lib.roofline(
+    [dataclasses.replace(rows[0], **unknown)]
+  ).axes
   assert not list(parts.get_xticks())
 
 
@@ -186,8 +193,8 @@ def test_many_methods_look_different():
 
 def test_a_method_without_a_speedup_keeps_its_place():
   rows = _rows(3, ['overall'])
-  rows[1] = rows[1] | {'speedup': None, 'speedup_ci95': None}
-  figure = plots.overall([rows_lib.Row(**row) for row in rows], '')
+  rows[1] = dataclasses.replace(rows[1], speedup=None, speedup_ci95=None)
+  figure = plots.overall(rows, '')
   widths = [bar.get_width() for bar in figure.axes[1].patches]
   assert widths == pytest.approx([1, 0, 1.2, 1.3])
   assert [text.get_text() for text in figure.axes[1].texts] == [
@@ -200,8 +207,10 @@ def test_no_number_lies_on_the_line_or_on_a_bar(fastest):
   rows = _rows(6, ['overall'])
   for i, row in enumerate(rows[1:]):
     speedup = fastest - i / 10
-    row |= {'speedup': speedup, 'speedup_ci95': [speedup - 0.1, speedup + 0.1]}
-  figure = plots.overall([rows_lib.Row(**row) for row in rows], 'title')
+    rows[i + 1] = dataclasses.replace(
+      row, speedup=speedup, speedup_ci95=[speedup - 0.1, speedup + 0.1]
+    )
+  figure = plots.overall(rows, 'title')
   figure.draw_without_rendering()
   axes = figure.axes[1]
   numbers = [text.get_window_extent() for text in axes.texts]
