@@ -287,7 +287,7 @@ def test_all_of_it_is_printed_whatever_methods_are_called(
   for cell in ('1', '1.60', '25.00', '2.00x', '21.00', '3.00'):
     assert cell in cells
   assert f'{row.percent_of_roofline:.0f}%' in cells
-  assert {'K', 'interval', 'predicted', 'roofline'} <= set(text.split())
+  assert {'K', 'predicted', 'roofline'} <= set(text.split())
   assert f'{row.method}: every output equals autoregressive' in text
 
 
@@ -299,7 +299,7 @@ def test_a_terminal_has_the_speedup_first_and_explains_a_negative_rest(
   )
   text = show(in_batches)
   # The last lines of the headings.
-  assert text.index('interval') < text.index('rounds')
+  assert text.index('speedup') < text.index('rounds')
   assert 'A negative rest is noise' not in text
   below = in_batches.parts['ngram'] | {'overhead_ms': -2.34}
   parts = in_batches.parts | {'ngram': below}

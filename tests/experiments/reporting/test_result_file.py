@@ -30,8 +30,8 @@ def _write(folder, content):
 
 def test_what_is_written_says_its_schema_and_is_read(tmp_path):
   path = tmp_path / 'result.json'
-  rows = [_RESULT['rows'][0] | {'outputs_differing': 1, 'of a later day': 3}]
-  content = _RESULT | {'rows': rows, 'paper': {'source': 'a', 'rows': []}}
+  paper = {'source': 'a', 'note': '', 'targets': '', 'rows': []}
+  content = _RESULT | _of_row(outputs_differing=1) | {'paper': paper}
   result_file.write(path, content)
   written = json.loads(path.read_text())
   assert next(iter(written)) == 'schema'
@@ -65,7 +65,8 @@ def test_results_of_other_settings_are_not_replaced(tmp_path):
     ({'rows': []}, 'no rows'),
     ({'rows': None}, 'no rows'),
     ({'rows': ['a']}, 'rows that are not objects'),
-    ({'rows': [{'method': 'ngram'}]}, 'no drafter, verifier, law, lossless,'),
+    ({'rows': [{'method': 'ngram'}]}, 'no num_draft_tokens, tokens_per_round'),
+    (_of_row(of_a_later_day=3), 'unknown fields of_a_later_day'),
     (_of_row(speedup='fast'), "a speedup that is 'fast'"),
     (_of_row(lossless=1), 'a lossless that is 1'),
     (_of_row(category='a'), 'no row over all prompts'),
