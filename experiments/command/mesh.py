@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import re
 
 import gin
 import jax
 
 from experiments.command import cli
 from experiments.command import distributed
-from experiments.command import mesh_rules
 from specsample import sharding
 
 
@@ -34,7 +34,7 @@ class Mesh:
   def __post_init__(self):
     """Refuses rules over axes that no mesh has."""
     if self.rules is not None:
-      mesh_rules.check('Mesh.rules', self.rules)
+      check_rules('Mesh.rules', self.rules)
 
   def set(self) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which JAX and `sharding` use the mesh.
@@ -70,3 +70,40 @@ def configured() -> contextlib.AbstractContextManager[None]:
 def entered(mesh: jax.sharding.Mesh, rules: sharding.Rules) -> Iterator[None]:
   with jax.set_mesh(mesh), sharding.rules(rules):
     yield
+
+
+def check_rules(name: str, rules: sharding.Rules) -> None:
+  """Refuses rules over axes that no array or no mesh has.
+
+  Args:
+    name: the name of the setting, for messages.
+    rules: the value of the setting.
+
+  Raises:
+    ValueError: if the rules are not valid; it names the rule.
+  """
+  wanted = (
+    "give pairs such as ('batch', ('data',)), with mesh axes 'data', 'model', "
+    "'sequence' and 'model_0', 'model_1', ..."
+  )
+  if not isinstance(rules, tuple):
+    raise ValueError(f'{name} is {rules!r}, which is not a tuple: {wanted}')
+  known = [axis for axis, _ in sharding.DEFAULT_RULES]
+  for rule in rules:
+    is_rule = (
+      isinstance(rule, tuple)
+      and len(rule) == 2
+      and isinstance(rule[0], str)
+      and isinstance(rule[1], tuple)
+      and all(
+        re.fullmatch(r'data|sequence|model(_\d+)?', str(axis))
+        for axis in rule[1]
+      )
+    )
+    if is_rule and rule[0] not in known:
+      raise ValueError(
+        f'{name} has {rule[0]!r}, but no array has an axis of that name: '
+        f'give rules for {", ".join(known)}'
+      )
+    if not is_rule:
+      raise ValueError(f'{name} holds {rule!r}: {wanted}')

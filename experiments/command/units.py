@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import pathlib
 from typing import Any
 
 import jax
@@ -9,8 +10,26 @@ import numpy as np
 
 from experiments.command import distributed
 from experiments.command import journal as journal_lib
-from experiments.command import mappings
 from experiments.command import progress as progress_lib
+
+# Each program that XLA compiles for the CPU takes about 250 memory mappings of
+# the 65,530 that Linux allows a process by default; beyond the limit, the
+# compiler ends the process.
+_LIMIT = pathlib.Path('/proc/sys/vm/max_map_count')
+_OWN = pathlib.Path('/proc/self/maps')
+# The share of the limit to use; the next unit's programs must fit in the rest.
+_MOST = 0.75
+
+
+def are_few_mappings_left() -> bool:
+  """Returns whether most mappings are used up; False if it is not known."""
+  try:
+    limit = int(_LIMIT.read_text())
+    with _OWN.open('rb') as lines:
+      used = sum(1 for _ in lines)
+  except OSError:  # not Linux
+    return False
+  return used > _MOST * limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +52,7 @@ def run(
   work: Sequence[Unit],
   journal: journal_lib.Journal | None,
   progress: progress_lib.Bar,
-  is_full: Callable[[], bool] = mappings.are_few_left,
+  is_full: Callable[[], bool] = are_few_mappings_left,
 ) -> None:
   """Runs the units that are not in the journal yet.
 

@@ -15,7 +15,7 @@ from jax.experimental import topologies
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.command import mesh_rules
+from experiments.command import mesh as mesh_lib
 from experiments.tpu import hlo_counts
 from experiments.tpu import program as compiled_lib
 from experiments.tpu import topologies as topologies_lib
@@ -69,7 +69,7 @@ class CompileTpu:
     checks.counts(self, ('batch_size', 'prompt_length', 'data', 'num_slices'))
     is_known = self.weights in (None, 'int8')
     checks.field(self, 'weights', is_known, "'int8' or None")
-    mesh_rules.check('CompileTpu.rules', self.rules)
+    mesh_lib.check_rules('CompileTpu.rules', self.rules)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

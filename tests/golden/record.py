@@ -36,7 +36,7 @@ import jax
 import numpy as np
 
 from experiments.certificate import sampled_cases
-from experiments.command import mappings
+from experiments.command import units
 import specsample
 from specsample import sharding
 from specsample.testing import sample as sample_lib
@@ -228,7 +228,7 @@ def main() -> int:
     found[name] = digest(record)
     if flags.arrays or flags.ties:
       arrays |= {f'{name}/{field}': x for field, x in record.items()}
-    if mappings.are_few_left():
+    if units.are_few_mappings_left():
       jax.clear_caches()
     print(f'\r{len(found)} cases', end='', file=sys.stderr, flush=True)
   print(file=sys.stderr)

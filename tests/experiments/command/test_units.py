@@ -7,7 +7,6 @@ import pathlib
 import pytest
 
 from experiments.command import journal as journal_lib
-from experiments.command import mappings
 from experiments.command import units
 
 
@@ -61,11 +60,11 @@ def test_mappings_are_counted_against_the_limit(
   path.write_text(f'{limit}\n')
   own = tmp_path / 'maps'
   own.write_text('7f00-7f01 r-xp\n' * 31)
-  monkeypatch.setattr(mappings, '_LIMIT', path)
-  monkeypatch.setattr(mappings, '_OWN', own)
-  assert mappings.are_few_left() == few
+  monkeypatch.setattr(units, '_LIMIT', path)
+  monkeypatch.setattr(units, '_OWN', own)
+  assert units.are_few_mappings_left() == few
 
 
 def test_where_there_is_no_such_limit_there_is_room(monkeypatch):
-  monkeypatch.setattr(mappings, '_LIMIT', pathlib.Path('/not/there'))
-  assert not mappings.are_few_left()
+  monkeypatch.setattr(units, '_LIMIT', pathlib.Path('/not/there'))
+  assert not units.are_few_mappings_left()
