@@ -150,7 +150,7 @@ _OTHERS = {
     drafters.Tree.topology = @tree.mc_sim_7b_63()
   """,
   'tli': """
-    include 'configs/models/llama_3_2_1b.gin'
+    include 'configs/shapes.gin'
     llama_1b/transformer.Transformer.num_layers = 1
     llama_1b/transformer.Transformer.vocab_size = 32000
     compilation.CompileTpu.drafter = @drafters.TLI()
