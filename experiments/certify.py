@@ -16,12 +16,9 @@ certificate mixes two versions.
 
 import sys
 
-import gin
-
 from experiments.certificate import certificate as certificate_lib
 from experiments.certificate import terminal
 from experiments.command import cli
-from experiments.command import environment
 from experiments.command import frame
 from experiments.command import journal as journal_lib
 from experiments.command import progress
@@ -41,10 +38,7 @@ def main() -> None:
     journal = journal_lib.Journal(out, certificate_lib.header(plan))
   todo = certificate_lib.steps(plan)
   certificate = certificate_lib.build(todo, journal, progress.bar)
-  described = environment.describe() | {
-    'gin_config': gin.operative_config_str()
-  }
-  result_file.write(out / 'certificate.json', certificate | described)
+  result_file.write(out / 'certificate.json', certificate)
   # The next run has to compute every entry anew.
   journal.remove()
   terminal.show(certificate)

@@ -9,7 +9,6 @@ import gin
 from experiments import methods
 from experiments.command import cli
 from experiments.command import distributed
-from experiments.command import environment
 from experiments.command import frame
 from experiments.command import stages as stages_lib
 from experiments.decoding import conversing
@@ -68,7 +67,7 @@ def _generate_with(stages, name: str) -> None:
     display.say_if_empty(shown)
   if out is not None:
     result = generation.result(values.prompt, shown, tokenizer)
-    result_file.write(out / 'generate.json', environment.describe() | result)
+    result_file.write(out / 'generate.json', result)
 
 
 def _chat(stages) -> None:

@@ -5,11 +5,9 @@ import dataclasses
 import functools
 import pathlib
 
-import gin
 import rich.text
 
 from experiments import methods as methods_lib
-from experiments.command import environment
 from experiments.evaluation import audits
 from experiments.evaluation import papers
 from experiments.evaluation import plots
@@ -52,8 +50,7 @@ def write_rows(
     for table in tables
     if table.provenance is not None
   }
-  result = environment.describe() | {
-    'gin_config': gin.operative_config_str(),
+  result = {
     'data': data,
     'rows': [dataclasses.asdict(row) for row in rows],
     'divergences': [

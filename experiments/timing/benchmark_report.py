@@ -4,20 +4,13 @@ import dataclasses
 import pathlib
 from typing import Any
 
-import gin
-
-from experiments.command import environment
 from experiments.reporting import result_file
 from experiments.timing import benchmarking
 
 
 def write(out: pathlib.PurePath, measured: benchmarking.Measured) -> None:
   """Writes benchmark.json."""
-  described = environment.describe()
-  config = {'gin_config': gin.operative_config_str()}
-  result_file.write(
-    out / 'benchmark.json', content(measured) | described | config
-  )
+  result_file.write(out / 'benchmark.json', content(measured))
 
 
 def content(measured: benchmarking.Measured) -> dict[str, Any]:
