@@ -2,7 +2,7 @@
 
   python -m experiments.compile_tpu --topology=v4:2x2x4
   python -m experiments.compile_tpu --topology=v5e:4x4 --topology=v6e:4x4
-  python -m experiments.compile_tpu --gin_file=configs/runs/pod_llama_70b.gin
+  python -m experiments.compile_tpu --recipe=llama_70b
 
 Writes compile.json to --out, with an object per topology: whether the program
 fits, what its devices communicate, and its roofline. Exits with code 1 if a
@@ -15,6 +15,7 @@ import dataclasses
 import sys
 
 from absl import flags
+import gin
 
 from experiments.command import cli
 from experiments.command import config
@@ -28,7 +29,7 @@ from experiments.tpu import environment as environment_lib
 from experiments.tpu import topologies as topologies_lib
 from specsample import files
 
-frame.define_flags('configs/runs/pod_chinchilla_v4.gin')
+frame.define_flags('configs/runs/pods.gin', recipe='chinchilla')
 _TOPOLOGY = flags.DEFINE_multi_string(
   'topology',
   None,
@@ -45,13 +46,14 @@ _DOES_NOT_FIT = 1
 
 def main() -> None:
   """Compiles for one topology after another, writing the results so far."""
-  config.parse()
+  recipe = config.parse()
   environment_lib.set_up()
   environment.set_up()
   with cli.bad_input():
     out = run_flags.folder(_OUT)
     hlo = files.at(_DUMP_HLO.value) if _DUMP_HLO.value else None
-    setup = compilation.CompileTpu()
+    with gin.config_scope(recipe or None):
+      setup = compilation.CompileTpu()
     topologies = _TOPOLOGY.value or setup.topologies
     topologies_lib.check(topologies)
     environment_lib.find_libtpu()

@@ -40,7 +40,7 @@ from experiments.training_data import synthesis as synthesis_lib
 from experiments.training_data.dialogues import Dialogue
 from specsample import files
 
-frame.define_flags('configs/runs/data.gin', on_hosts=True)
+frame.define_flags('configs/runs/data.gin', on_hosts=True, recipe='')
 _OUT = flags.DEFINE_string(
   'out', None, 'Folder of the data, here or in a bucket (gs://).', required=True
 )

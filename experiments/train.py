@@ -2,7 +2,7 @@ r"""Trains a drafter on the data that its target wrote.
 
   python -m experiments.make_data --out=data/smollm2
   python -m experiments.train --data=data/smollm2   # Hydra
-  python -m experiments.train --gin_file=configs/runs/train_draft.gin \
+  python -m experiments.train --recipe=draft \
     --data=data/smollm2 --data=data/texts
 
 Writes the drafter and its card to --out/drafter, for `specsample.load_drafter`,
@@ -41,7 +41,7 @@ from experiments.training import training as training_lib
 from experiments.training_data import features
 from specsample.models import packed
 
-frame.define_flags('configs/runs/train_hydra.gin', on_hosts=True)
+frame.define_flags('configs/runs/train.gin', on_hosts=True, recipe='hydra')
 _DATA = flags.DEFINE_multi_string(
   'data',
   None,

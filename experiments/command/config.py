@@ -1,11 +1,14 @@
 """The gin configuration of a command: files, then bindings over them."""
 
+from collections.abc import Callable
+import functools
 import inspect
 import os
 import pathlib
 import re
 import sys
 import tokenize
+from typing import Any
 
 from absl import flags
 from absl import logging
@@ -16,8 +19,15 @@ from experiments.command import cli
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def define_flags(default: str) -> None:
-  """Defines --gin_file, with `default` as its default, and --gin_bindings."""
+def define_flags(default: str, recipe: str | None = None) -> None:
+  """Defines --gin_file, with `default` as its default, and --gin_bindings.
+
+  Args:
+    default: a gin file.
+    recipe: for a command that reads one of several recipes in a file, the
+      default one in that file; '' if it is in no scope. Then --recipe is
+      defined, too.
+  """
   flags.DEFINE_multi_string(
     'gin_file', [default], 'A gin file; repeat it to read several in order.'
   )
@@ -27,10 +37,18 @@ def define_flags(default: str) -> None:
     "A setting that overrides the files, such as 'Ngram.num_draft_tokens = 4'; "
     'repeatable.',
   )
+  if recipe is not None:
+    flags.DEFINE_string(
+      'recipe',
+      recipe,
+      'The scope of the gin files that has the settings; --gin_bindings '
+      'without a scope override them. By default, files other than the default '
+      'one are read without a scope.',
+    )
 
 
-def parse() -> None:
-  """Reads the configuration that the flags give.
+def parse() -> str:
+  """Reads the configuration that the flags give; returns the recipe's scope.
 
   A fault in it ends the command with one line and exit code 2. Relative paths
   are looked up in the working directory, then in the repository, then in the
@@ -51,17 +69,25 @@ def parse() -> None:
         f'--gin_file={path} is not a file: choose one, for example from '
         f'configs/runs/{cli.nearest(path, names)}'
       )
+  recipe = _recipe()
+  read = functools.partial(
+    gin.parse_config_files_and_bindings, finalize_config=False
+  )
   # gin logs every place where it misses an included file; its error has them.
   logging.set_verbosity(logging.FATAL)
   try:
-    gin.parse_config_files_and_bindings(
-      flags.FLAGS.gin_file, None, finalize_config=False
-    )
+    for path in flags.FLAGS.gin_file:
+      _bind(functools.partial(read, path, None), recipe)
     of_files = _macros()
-    gin.parse_config_files_and_bindings(None, flags.FLAGS.gin_bindings)
+    _bind(functools.partial(read, None, flags.FLAGS.gin_bindings), recipe)
+    gin.finalize()
+    scopes = {scope for scope, _ in gin.config._CONFIG}
+    if recipe and recipe not in scopes:
+      near = cli.nearest(recipe, scopes)
+      raise ValueError(f'--recipe={recipe} is no scope of these files{near}')
     # gin itself would pass over a misspelled TARGET.
-    read = set(re.findall(r'%(\w+)', gin.config_str()))
-    for new in sorted(_macros() - of_files - read):
+    is_read = set(re.findall(r'%(\w+)', gin.config_str()))
+    for new in sorted(_macros() - of_files - is_read):
       raise ValueError(f'{new} is set, but nothing reads it')
   except tokenize.TokenError as error:
     cli.fail(f'gin: {error.args[0]}: a bracket or a quote is not closed')
@@ -81,6 +107,42 @@ def parse() -> None:
     cli.fail(f'gin: {reason} (the files in configs/ show what can be set)')
   finally:
     logging.set_verbosity(logging.WARNING)
+  return recipe
+
+
+def _recipe() -> str:
+  """Returns the scope that --recipe chooses, '' for none."""
+  if 'recipe' not in flags.FLAGS:
+    return ''
+  recipe, files = flags.FLAGS['recipe'], flags.FLAGS['gin_file']
+  if not recipe.present and files.value != files.default:
+    return ''
+  return recipe.value
+
+
+def _bind(parse_more: Callable[[], Any], recipe: str) -> None:
+  """Parses more bindings, which also replace a recipe's values.
+
+  gin itself would keep a value in the recipe's scope when one without a scope
+  is bound later.
+  """
+  config = gin.config._CONFIG  # gin cannot tell what a text binds
+  before = {key: dict(values) for key, values in config.items()}
+  config.clear()
+  parse_more()
+  given = dict(config)
+  config.clear()
+  config.update(before)
+  parts = recipe.split('/') if recipe else []
+  within = ['/'.join(parts[:i]) for i in range(len(parts) + 1)]
+  # Outer scopes come first, for texts that bind inner ones too.
+  for scope, name in sorted(given, key=lambda key: len(key[0].split('/'))):
+    values = given[scope, name]
+    config.setdefault((scope, name), {}).update(values)
+    if scope in within:
+      for inner in within[within.index(scope) + 1 :]:
+        own = config.get((inner, name), {})
+        own.update({x: values[x] for x in own.keys() & values.keys()})
 
 
 def _look_in(folder: str) -> None:
@@ -110,8 +172,9 @@ def _suggestion(reason: str) -> str:
 
 
 def name() -> str:
-  """Returns the name of the configuration: the stem of its last file."""
-  return pathlib.Path(flags.FLAGS.gin_file[-1]).stem
+  """Returns the name of the last file, and the recipe if there is one."""
+  parts = [pathlib.Path(flags.FLAGS.gin_file[-1]).stem, *_recipe().split('/')]
+  return '_'.join(filter(None, parts))
 
 
 def find(path: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 
 from absl import flags
+import gin
 
 from experiments.command import cli
 from experiments.command import config
@@ -15,15 +16,17 @@ _AGAIN = 'interrupted: run the same command again to continue'
 flags.disclaim_key_flags()
 
 
-def define_flags(default: str, *, on_hosts: bool = False) -> None:
+def define_flags(
+  default: str, *, on_hosts: bool = False, recipe: str | None = None
+) -> None:
   """Defines --gin_file, whose default is `default`, and --gin_bindings.
 
   Args:
-    default: a gin file.
+    default, recipe: as in `config.define_flags`.
     on_hosts: whether several processes may run the command together, for which
       --distributed and its flags are defined, too.
   """
-  config.define_flags(default)
+  config.define_flags(default, recipe)
   flags.adopt_module_key_flags(config)
   if on_hosts:
     distributed.define_flags()
@@ -55,9 +58,9 @@ def configured() -> Iterator[None]:
   from experiments.command import environment  # noqa: PLC0415
   from experiments.command import mesh  # noqa: PLC0415
 
-  config.parse()
+  recipe = config.parse()
   with cli.bad_input():
     distributed.start()
   environment.set_up()
-  with mesh.configured():
+  with gin.config_scope(recipe or None), mesh.configured():
     yield

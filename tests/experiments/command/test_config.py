@@ -28,9 +28,10 @@ def parse(monkeypatch):
   values = flags.FlagValues()
   monkeypatch.setattr(flags, 'FLAGS', values)
 
-  def parsed(path, bindings=()):
-    flags.DEFINE_multi_string('gin_file', [str(path)], '', values)
+  def parsed(*paths, bindings=(), recipe=''):
+    flags.DEFINE_multi_string('gin_file', [*map(str, paths)], '', values)
     flags.DEFINE_multi_string('gin_bindings', [*bindings], '', values)
+    flags.DEFINE_string('recipe', recipe, '', values)
     values(['command'])
     config.parse()
     return gin.query_parameter('TARGET/gin.macro.value')
@@ -61,6 +62,62 @@ def test_a_short_name_of_two_classes_is_one_line(parse, tmp_path, capsys):
     )
   (tmp_path / 'two.gin').write_text('\n'.join(imports))
   with pytest.raises(SystemExit):
-    parse(tmp_path / 'two.gin', ['Same.size = 3'])
+    parse(tmp_path / 'two.gin', bindings=['Same.size = 3'])
   (line,) = capsys.readouterr().err.splitlines()
   assert "Ambiguous selector 'Same'" in line
+
+
+_RECIPES = """
+from __gin__ import dynamic_registration
+from specsample.policies import budget
+TARGET = 'mine'
+budget.Budget.costs = (1.0, 2.0)
+wide/budget.Budget.ladder = (0, 8)
+wide/budget.Budget.decay = 0.5
+wide/more/budget.Budget.ladder = (0, 16)
+other/budget.Budget.ladder = (0, 2)
+"""
+
+
+@pytest.mark.parametrize(
+  ('binding', 'ladder', 'decay'),
+  [
+    ('', (0, 16), 0.5),
+    ('Budget.ladder = (0, 4)', (0, 4), 0.5),
+    ('Budget.decay = 0.25', (0, 16), 0.25),
+    ('wide/Budget.ladder = (0, 4)', (0, 4), 0.5),
+    ('other/Budget.ladder = (0, 4)', (0, 16), 0.5),
+    ('Budget.ladder = (0, 4)\nwide/more/Budget.ladder = (0, 5)', (0, 5), 0.5),
+  ],
+)
+@pytest.mark.parametrize('is_file', [False, True])
+def test_what_comes_later_replaces_what_the_recipe_has(
+  parse, tmp_path, binding, ladder, decay, is_file
+):
+  first, second = tmp_path / 'first.gin', tmp_path / 'second.gin'
+  first.write_text(_RECIPES)
+  second.write_text(
+    'from __gin__ import dynamic_registration\n'
+    'from specsample.policies.budget import Budget\n' + binding
+  )
+  recipe = 'wide/more'
+  if is_file:
+    parse(first, second, recipe=recipe)
+  else:
+    parse(first, bindings=binding.splitlines(), recipe=recipe)
+  with gin.config_scope(recipe):
+    found = gin.get_bindings('budget.Budget')
+  assert (found['ladder'], found['decay']) == (ladder, decay)
+  with gin.config_scope('other'):
+    others = gin.get_bindings('budget.Budget')['ladder']
+  assert others == ((0, 4) if 'other' in binding else (0, 2)) or 'wide' in str(
+    binding
+  )
+
+
+def test_a_recipe_that_is_not_there_is_named(parse, tmp_path, capsys):
+  (tmp_path / 'first.gin').write_text(_RECIPES)
+  with pytest.raises(SystemExit):
+    parse(tmp_path / 'first.gin', recipe='wyde')
+  (line,) = capsys.readouterr().err.splitlines()
+  assert '--recipe=wyde is no scope of these files. Did you mean wide?' in line
