@@ -77,7 +77,7 @@ def parse() -> str:
   logging.set_verbosity(logging.FATAL)
   try:
     for path in flags.FLAGS.gin_file:
-      _bind(functools.partial(read, path, None), recipe)
+      _bind(functools.partial(read, [path], None), recipe)
     of_files = _macros()
     _bind(functools.partial(read, None, flags.FLAGS.gin_bindings), recipe)
     gin.finalize()
@@ -117,7 +117,7 @@ def _recipe() -> str:
   recipe, files = flags.FLAGS['recipe'], flags.FLAGS['gin_file']
   if not recipe.present and files.value != files.default:
     return ''
-  return recipe.value
+  return recipe.value or ''
 
 
 def _bind(parse_more: Callable[[], Any], recipe: str) -> None:
