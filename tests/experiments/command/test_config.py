@@ -83,11 +83,15 @@ other/budget.Budget.ladder = (0, 2)
   ('binding', 'ladder', 'decay'),
   [
     ('', (0, 16), 0.5),
-    ('Budget.ladder = (0, 4)', (0, 4), 0.5),
-    ('Budget.decay = 0.25', (0, 16), 0.25),
-    ('wide/Budget.ladder = (0, 4)', (0, 4), 0.5),
-    ('other/Budget.ladder = (0, 4)', (0, 16), 0.5),
-    ('Budget.ladder = (0, 4)\nwide/more/Budget.ladder = (0, 5)', (0, 5), 0.5),
+    ('budget.Budget.ladder = (0, 4)', (0, 4), 0.5),
+    ('budget.Budget.decay = 0.25', (0, 16), 0.25),
+    ('wide/budget.Budget.ladder = (0, 4)', (0, 4), 0.5),
+    ('other/budget.Budget.ladder = (0, 4)', (0, 16), 0.5),
+    (
+      'budget.Budget.ladder = (0, 4)\nwide/more/budget.Budget.ladder = (0, 5)',
+      (0, 5),
+      0.5,
+    ),
   ],
 )
 @pytest.mark.parametrize('is_file', [False, True])
@@ -98,7 +102,7 @@ def test_what_comes_later_replaces_what_the_recipe_has(
   first.write_text(_RECIPES)
   second.write_text(
     'from __gin__ import dynamic_registration\n'
-    'from specsample.policies.budget import Budget\n' + binding
+    'from specsample.policies import budget\n' + binding
   )
   recipe = 'wide/more'
   if is_file:
