@@ -72,7 +72,7 @@ def test_the_page_trains_a_drafter(commands, folder):
   )
   assert made.code == 0, made.err
   trained = commands.run(
-    *('train', '--gin_file=configs/runs/train_medusa.gin', mine),
+    *('train', '--gin_file=configs/runs/train.gin', '--recipe=medusa', mine),
     *(f'--data={data}', f'--out={out}'),
     *(f'--gin_bindings={x}' for x in _SHORT),
   )

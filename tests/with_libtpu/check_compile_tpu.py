@@ -120,7 +120,7 @@ def test_the_hlo_is_left(folder):
 )
 def test_every_trained_drafter_compiles_for_a_tpu(tmp_path, kind):
   done = _run(
-    '--gin_file=configs/runs/pod_llama_8b.gin',
+    '--recipe=llama_8b',
     '--topology=v5e:2x4',
     f'--gin_bindings=CompileTpu.drafter = @{kind}()',
     f'--out={tmp_path}',
@@ -171,14 +171,14 @@ def test_every_other_drafter_compiles_for_a_tpu(tmp_path, name):
   )
   lines = (
     *(f'from {one}' for one in imports),
-    "include 'configs/runs/pod_llama_8b.gin'",
     'llama_8b/transformer.Transformer.num_layers = 4',
     textwrap.dedent(_OTHERS[name]),
   )
   file = tmp_path / 'run.gin'
   file.write_text('\n'.join(lines))
   flags = ('--topology=v5e:2x4', f'--out={tmp_path}')
-  done = _run(f'--gin_file={file}', *flags)
+  files = '--gin_file=configs/runs/pods.gin', f'--gin_file={file}'
+  done = _run(*files, '--recipe=llama_8b', *flags)
   assert done.returncode == 0, done.stderr
   (compiled,) = json.loads((tmp_path / 'compile.json').read_text())
   assert compiled['fits']
@@ -189,7 +189,7 @@ def test_every_other_drafter_compiles_for_a_tpu(tmp_path, name):
 
 def test_a_tree_moves_little_more_than_the_weights(tmp_path):
   done = _run(
-    '--gin_file=configs/runs/pod_trees.gin',
+    '--recipe=llama_8b/trees',
     '--gin_bindings=llama_8b/transformer.Transformer.num_layers = 4',
     '--gin_bindings=Eagle3.feature_layers = (0, 1, 2)',
     '--gin_bindings=tree.best.num_nodes = 64',
