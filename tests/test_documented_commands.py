@@ -77,13 +77,15 @@ def test_settings_are_known(words, monkeypatch, capsys):
   # One of the tables that such a line stands for.
   paths = [x.replace('TABLE', 'medusa') for x in _values(words, 'gin_file')]
   bindings = _values(words, 'gin_bindings')
-  default = re.findall(r"\.define_flags\('(.*?)'", _source(words))
+  default = re.findall(r"\.define_flags\(\s*'(.*?)'", _source(words))
   if not default or {*paths} & {*_OF_THE_READER}:
     assert default or not paths + bindings
     return
   values = flags.FlagValues()
   flags.DEFINE_multi_string('gin_file', paths or default, '', values)
   flags.DEFINE_multi_string('gin_bindings', bindings, '', values)
+  recipe = ''.join(_values(words, 'recipe'))
+  flags.DEFINE_string('recipe', recipe, '', values)
   values(['command'])
   monkeypatch.setattr(flags, 'FLAGS', values)
   monkeypatch.setattr(sys, 'path', [*sys.path])

@@ -117,16 +117,16 @@ def flags(tiny, data):
   """A function that returns a configuration's flags."""
 
   def of(name, out, folders=(data,), **settings):
-    size = _CLASSES.get(name, name.split('_')[0].capitalize())
+    size = _CLASSES.get(name, name.split('/')[0].capitalize())
     return (
-      f'--gin_file=configs/runs/train_{name}.gin',
+      f'--recipe={name}',
       *tiny,
       *(
         f'--gin_bindings=Training.{key} = {value!r}'
         for key, value in (_SETTINGS | settings).items()
       ),
       f'--gin_bindings={size}.draft_vocab_size = '
-      f'{None if name == "medusa_2" else 48}',
+      f'{None if name == "medusa/joint" else 48}',
       f'--gin_bindings={size}.num_draft_tokens = 2',
       *(f'--gin_bindings={more}' for more in _FOR_TWO_LAYERS.get(name, ())),
       *(f'--data={folder}' for folder in folders),
@@ -254,7 +254,15 @@ def test_the_card_says_how_it_was_trained(hydra, target):
   [
     # Other tests train Medusa and Hydra. DFlash trains as DSpark does, and
     # EAGLE as EAGLE-3 does.
-    *('draft', 'hydra_plus', 'medusa_2', 'dflash2', 'dspark', 'eagle3', 'mtp'),
+    *(
+      'draft',
+      'hydra/plus',
+      'medusa/joint',
+      'dflash2',
+      'dspark',
+      'eagle3',
+      'mtp',
+    ),
   ],
 )
 def test_configurations_train(commands, flags, name, tmp_path):
@@ -262,7 +270,7 @@ def test_configurations_train(commands, flags, name, tmp_path):
   run = _train(commands, flags, name, tmp_path, epochs=3, **settings)
   train = run.of('train')
   assert train[-1]['loss'] < train[0]['loss']
-  if name == 'medusa_2':
+  if name == 'medusa/joint':
     trained = specsample.load(run.folder / 'target')
     specsample.load_drafter(run.folder / 'drafter', trained)
 
