@@ -35,6 +35,7 @@ from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import generations
 from experiments.evaluation import papers
 from experiments.evaluation import profiling
+from experiments.evaluation import refilled
 from experiments.evaluation import report
 from experiments.evaluation import scoring
 from experiments.evaluation import suite
@@ -148,12 +149,16 @@ def _run(part, journal):
       turn = conversations.turn(evaluation, prompts, number, journal)
       work = evaluation_lib.turn_units(evaluation, prompts, turn, journal)
       later.append(turn)
-    units_lib.run([*work, *scores], journal, progress.bar)
+    before, after = (refilled.units(evaluation, tokens, i) for i in range(2))
+    units_lib.run([*before, *work, *after, *scores], journal, progress.bar)
   except KeyboardInterrupt:
     if journal is not None:
       _show_so_far(part, journal)
     raise
-  parted = audits.units(evaluation, tokens, journal, later)
+  parted = [
+    *audits.units(evaluation, tokens, journal, later),
+    *refilled.audit_units(evaluation, tokens, journal),
+  ]
   if parted:
     units_lib.run(parted, journal, progress.bar)
 
@@ -170,7 +175,7 @@ def _say_untimed(num_prompts):
 
 def _show_so_far(part, journal):
   """Prints the table of the prompts that every method has decoded."""
-  evaluation = dataclasses.replace(part.evaluation, num_seeds=1)
+  evaluation = dataclasses.replace(part.evaluation, num_seeds=1, refill=False)
   decoded = 0
   for i, batch in enumerate(evaluation.batches(len(part.prompts))):
     keys = [turns.key(name, i) for name in evaluation.methods]

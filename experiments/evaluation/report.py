@@ -167,6 +167,8 @@ def _show(table: table_lib.Table) -> None:
       shown.print(row_tables.by_category(rows, _speedup))
   if any(row.scores for row in overall):
     shown.print(row_tables.scores(overall))
+  if table.refilled:
+    shown.print(row_tables.refilled(overall))
   for detail in task_lines(table):
     shown.print(detail)
   if methods_lib.BASELINE not in table.generations:
@@ -174,7 +176,11 @@ def _show(table: table_lib.Table) -> None:
       f'no method is called {methods_lib.BASELINE}, so there is nothing to '
       'compare speed and outputs with'
     )
-  for line in (*rule_lines(overall), *mismatch_lines(table.mismatches)):
+  for line in (
+    *rule_lines(overall),
+    *mismatch_lines(table.mismatches),
+    *mismatch_lines(table.refilled_mismatches, 'static batches'),
+  ):
     shown.print(line)
   for detail in audits.lines(table.divergences):
     shown.print(detail)
@@ -262,31 +268,30 @@ def rule_lines(rows: Sequence[rows_lib.Row]) -> list[rich.text.Text]:
 
 
 def mismatch_lines(
-  found: dict[str, rows_lib.Mismatches],
+  found: dict[str, rows_lib.Mismatches], other: str = methods_lib.BASELINE
 ) -> list[rich.text.Text]:
-  """Says for each method how its greedy outputs compare with the baseline's."""
+  """Says for each method how its outputs compare with those of `other`."""
   lines = []
   for name, count in found.items():
     if count.errors:
       text, style = (
-        f'{count.errors} outputs DIFFER from {methods_lib.BASELINE}, and not '
-        'at float ties: not exact',
+        f'{count.errors} outputs DIFFER from {other}, and not at float ties: '
+        'not exact',
         'bold red',
       )
     elif count.unaudited:
       text, style = (
-        f'{count.unaudited} outputs differ from {methods_lib.BASELINE} and '
-        'could not be audited: they may or may not differ at float ties',
+        f'{count.unaudited} outputs differ from {other} and could not be '
+        'audited: they may or may not differ at float ties',
         'bold red',
       )
     elif count.ties:
       text, style = (
-        f'{count.ties} outputs differ from {methods_lib.BASELINE} at a float '
-        'tie',
+        f'{count.ties} outputs differ from {other} at a float tie',
         'yellow',
       )
     else:
-      text, style = f'every output equals {methods_lib.BASELINE}', ''
+      text, style = f'every output equals {other}', ''
     lines.append(rich.text.Text(f'{name}: {text}', style))
   return lines
 

@@ -29,6 +29,22 @@ def scores(rows: Sequence[rows_lib.Row]) -> tables.Table:
   )
 
 
+def refilled(rows: Sequence[rows_lib.Row]) -> tables.Table:
+  """Returns a table that compares static batches with refilled rows.
+
+  Args:
+    rows: the rows over all prompts, decoded both ways.
+  """
+  names = (
+    *('method', 'ms_per_token'),
+    *('refilled_ms_per_token', 'refilled_speedup'),
+  )
+  return tables.Table(
+    [columns.column(name).title for name in names],
+    [[columns.cell(vars(row), name) for name in names] for row in rows],
+  )
+
+
 def by_category(
   rows: Sequence[rows_lib.Row], cell: Callable[[rows_lib.Row], str]
 ) -> tables.Table:

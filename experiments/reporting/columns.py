@@ -132,6 +132,28 @@ COLUMNS = {
   'outputs_tied': Column(
     'ties', "greedy outputs that differ from the baseline's at a float tie"
   ),
+  'refilled_ms_per_token': Column(
+    'refilled ms per token',
+    'as ms per token, in rows that are refilled with the next prompt when they '
+    'are done',
+    '.2f',
+  ),
+  'refilled_speedup': Column(
+    'refilled speedup',
+    "the time per token of the method's static batches divided by that of its "
+    'refilled rows; the interval is over the static batches',
+    '.2f',
+  ),
+  'refilled_differing': Column(
+    'refilled differ',
+    'outputs of refilled rows that differ from those of static batches, apart '
+    'from float ties',
+  ),
+  'refilled_tied': Column(
+    'refilled ties',
+    'outputs of refilled rows that differ from those of static batches at a '
+    'float tie',
+  ),
   'prompts': Column('prompts', 'how many were decoded'),
   'samples': Column('samples', 'how often each prompt was decoded'),
   'tokens': Column('tokens', 'that were emitted, including ends of text'),

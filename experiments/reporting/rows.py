@@ -115,6 +115,12 @@ class Row:
   # floats, and elsewhere. None if no outputs have to be equal.
   outputs_tied: int | None = None
   outputs_differing: int | None = None
+  # Of the same prompts in refilled rows; None if they were not decoded so.
+  refilled_ms_per_token: float | None = None  # prefill included
+  refilled_speedup: float | None = None  # over the method's static batches
+  refilled_speedup_ci95: list[float] | None = None
+  refilled_tied: int | None = None  # outputs that are not the static batches'
+  refilled_differing: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from experiments.batching import report as report_lib
 from experiments.evaluation import report
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import tables
@@ -70,36 +69,3 @@ def test_lines_about_methods_have_their_names(in_terminal):
   text = in_terminal(100, _print, *lines, 'a str [/b] [red] :bug:')
   for name in (*found, 'a str [/b] [red] :bug:'):
     assert name in text
-
-
-def test_throughput_is_shown_by_name(tmp_path, capsys):
-  rows = [
-    report_lib.Row(
-      method=name,
-      drafter='ngram',
-      num_draft_tokens=4,
-      temperature=0.0,
-      batch_size=2,
-      requests=7,
-      prompt_tokens=70,
-      tokens=123456,
-      static_seconds=[1.0],
-      refilled_seconds=[1.0],
-      static_tokens_per_s=123456.7,
-      refilled_tokens_per_s=123456.8,
-      ratio=1.0,
-      ratio_ci95=[0.25, 1.75],
-      different=2,
-      ties=i,
-      audited=True,
-    )
-    for i, name in enumerate(_NAMES[:3])
-  ]
-  report_lib.show(tmp_path, rows, (), '[/]prompts')
-  text = capsys.readouterr().out
-  assert '[/]prompts: 7 requests' in text
-  assert 'a[/b]: 2 outputs DIFFER' in text
-  assert '[red]x: 1 outputs DIFFER' in text
-  assert ':bug:: 2 outputs differ at a float tie' in text
-  for name in _NAMES[:3]:
-    assert text.count(name) == 2
