@@ -21,11 +21,9 @@ import sys
 from absl import flags
 
 from experiments.command import cli
-from experiments.command import config
 from experiments.command import distributed
-from experiments.command import environment
+from experiments.command import frame
 from experiments.command import journal as journal_lib
-from experiments.command import mesh
 from experiments.command import progress
 from experiments.command import run_flags
 from experiments.command import units as units_lib
@@ -35,6 +33,7 @@ from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import generations
 from experiments.evaluation import papers
 from experiments.evaluation import profiling
+from experiments.evaluation import refilled
 from experiments.evaluation import results
 from experiments.evaluation import scoring
 from experiments.evaluation import suite
@@ -44,10 +43,7 @@ from experiments.html_report import files as files_lib
 from experiments.reporting import result_file
 from specsample import files
 
-config.define_flags('configs/runs/quickstart.gin')
-flags.adopt_module_key_flags(config)
-distributed.define_flags()
-flags.adopt_module_key_flags(distributed)
+frame.define_flags('configs/runs/quickstart.gin', on_hosts=True)
 _OUT = run_flags.out()
 _PROMPTS = flags.DEFINE_string(
   'prompts',
@@ -79,15 +75,6 @@ _PROFILE_DIR = flags.DEFINE_string(
 
 def main() -> None:
   """Measures what is not in the journal yet, then reports everything."""
-  config.parse()
-  with cli.bad_input():
-    distributed.start()
-  environment.set_up()
-  with mesh.configured():
-    _evaluate()
-
-
-def _evaluate() -> None:
   with cli.bad_input():
     out = run_flags.folder(_OUT)
     parts = list(
@@ -148,12 +135,16 @@ def _run(part, journal):
       turn = conversations.turn(evaluation, prompts, number, journal)
       work = evaluation_lib.turn_units(evaluation, prompts, turn, journal)
       later.append(turn)
-    units_lib.run([*work, *scores], journal, progress.bar)
+    before, after = (refilled.units(evaluation, tokens, i) for i in range(2))
+    units_lib.run([*before, *work, *after, *scores], journal, progress.bar)
   except KeyboardInterrupt:
     if journal is not None:
       _show_so_far(part, journal)
     raise
-  parted = audits.units(evaluation, tokens, journal, later)
+  parted = [
+    *audits.units(evaluation, tokens, journal, later),
+    *refilled.audit_units(evaluation, tokens, journal),
+  ]
   if parted:
     units_lib.run(parted, journal, progress.bar)
 
@@ -170,7 +161,7 @@ def _say_untimed(num_prompts):
 
 def _show_so_far(part, journal):
   """Prints the table of the prompts that every method has decoded."""
-  evaluation = dataclasses.replace(part.evaluation, num_seeds=1)
+  evaluation = dataclasses.replace(part.evaluation, num_seeds=1, refill=False)
   decoded = 0
   for i, batch in enumerate(evaluation.batches(len(part.prompts))):
     keys = [turns.key(name, i) for name in evaluation.methods]
@@ -219,4 +210,4 @@ def _journal(folder, header):
 
 
 if __name__ == '__main__':
-  cli.run(main, 'interrupted: run the same command again to continue')
+  frame.run(main, resumes=True)

@@ -67,7 +67,7 @@ _FLOORS = (
   ('certificate', 'decoding', 'tpu'),
   ('inspection', 'tasks', 'timing', 'training_data'),
   ('evaluation', 'training'),
-  ('batching', 'html_report', 'online_learning', 'trees'),
+  ('html_report', 'online_learning', 'trees'),
 )
 # All modules but `sharding` name an array's axes, not where they are.
 _OF_A_MESH = ('PartitionSpec', 'NamedSharding', 'shard_map')

@@ -371,8 +371,8 @@ NIGHTS = (
   Night('experiments/test_tree_ablation.py::*nothing_is_left*'),
   Night('experiments/html_report/test_without_matplotlib.py::*'),
   Night(
-    'experiments/test_throughput.py::test_nothing_is_compiled*',
-    but=('*[3-2]',),
+    'experiments/evaluation/test_refilled.py::test_nothing_is_compiled*',
+    but=('*[3]',),
   ),
   Night('training/test_dflash.py::test_losses*[dspark]'),
   Night('experiments/decoding/test_conversing.py::*conversation_is[skip]'),

@@ -88,12 +88,15 @@ class Setup:
     prompts: Sequence[list[int]],
     *,
     request_ids: Sequence[int] | None = None,
+    limits: np.ndarray | None = None,
   ) -> DecodeState:
     """Prefills a batch of prompts.
 
     Args:
       prompts: token ids of each row.
       request_ids: [B]; each selects the random stream of its row.
+      limits: [B] int32, the most new tokens of each row, none of them above
+        `max_new_tokens`, which is the default.
     """
     tokens, lengths = padded(prompts, self.least_width)
     ids = None if request_ids is None else np.asarray(request_ids, np.int32)
@@ -104,7 +107,7 @@ class Setup:
       self.key,
       request_ids=ids,
       sampling=self.sampling,
-      max_new_tokens=self.max_new_tokens,
+      max_new_tokens=self.max_new_tokens if limits is None else limits,
       max_length=self.max_length,
       log_probs=methods_lib.has_log_probs(self.method),
       **self.components,

@@ -83,21 +83,44 @@ def units(
   ]
 
 
-def unit(
-  evaluation: evaluation_lib.Evaluation, prompt: list[int], parting: Parting
-) -> units_lib.Unit:
-  """Returns the unit of work for one output whose batch is not known.
+def units_alone(
+  evaluation: evaluation_lib.Evaluation,
+  tokens: Sequence[list[int]],
+  found: list[Parting],
+) -> list[units_lib.Unit]:
+  """Returns the units of work for outputs that no batch reproduces.
 
   Args:
-    evaluation: has the method. Its batch size and its maximum number of new
-      tokens are those of the run.
-    prompt: the prompt's tokens.
-    parting: the first difference between the output and another one, which
-      takes the place of the baseline's.
+    evaluation: has the methods of the partings.
+    tokens: the prompts as the model reads them.
+    found: the first difference of each output from another one, which takes
+      the place of the baseline's. Only the first process needs them.
   """
-  return _unit(
-    parting, functools.partial(_audit_alone, evaluation, prompt, parting)
-  )
+  return [
+    _unit(
+      parting,
+      functools.partial(
+        _audit_alone, evaluation, tokens[parting.prompt], parting
+      ),
+    )
+    for parting in _from_first(evaluation, found)
+  ]
+
+
+def outputs(
+  evaluation: evaluation_lib.Evaluation,
+  turn: turns_lib.Turn,
+  journal: journal_lib.Journal,
+  method: str,
+) -> list[list[int]]:
+  """Returns a method's tokens for each prompt of a turn, from the journal."""
+  return [
+    generation['tokens']
+    for i in range(evaluation.num_calls(len(turn.prompts)))
+    for generation in journal[turns_lib.key(method, i, turn.number)][
+      'generations'
+    ]
+  ]
 
 
 def _unit(parting, run):
@@ -152,29 +175,22 @@ def mismatches(
   return rows_lib.Mismatches(ties, errors, different - ties - errors)
 
 
-def lines(
-  divergences: Sequence[dict[str, Any]],
-  baseline: str = methods_lib.BASELINE,
-  file: str = 'result.json',
-) -> list[str]:
+def lines(divergences: Sequence[dict[str, Any]]) -> list[str]:
   """Returns a few lines per method, starting with outputs that DIFFER.
 
-  Args:
-    divergences: the values of the units.
-    baseline: the name of what the outputs were compared with.
-    file: the name of the file that lists all of them.
+  `divergences` are the values of the units.
   """
   shown = []
   for method in dict.fromkeys(one['method'] for one in divergences):
     found = [one for one in divergences if one['method'] == method]
     found.sort(key=lambda one: one['verdict'] != DIFFERS)
-    shown += [_line(one, baseline) for one in found[:_SHOWN]]
+    shown += [_line(one) for one in found[:_SHOWN]]
     if len(found) > _SHOWN:
-      shown.append(f'  {len(found) - _SHOWN} more of {method} in {file}')
+      shown.append(f'  {len(found) - _SHOWN} more of {method} in result.json')
   return shown
 
 
-def _line(one, baseline):
+def _line(one):
   turn = f', turn {one["turn"]}' if one['turn'] > 1 else ''
   where = (
     f'  {one["method"]}, prompt {one["prompt"]}{turn}, token {one["position"]}'
@@ -185,29 +201,21 @@ def _line(one, baseline):
   audit = one['audit']
   return (
     f'{where}: {texts} ({one["verdict"]}); '
-    f"{baseline}'s token leads by {audit['float32']['lead']:.2g} logits "
-    f'in float32 (a tie up to {audit["bound"]:.2g}), '
+    f'the latter leads by {audit["float32"]["lead"]:.2g} logits in float32 '
+    f'(a tie up to {audit["bound"]:.2g}), '
     f'{audit["one_token"]["lead"]:.2g} in passes of 1 token and '
     f'{audit["block"]["lead"]:.2g} in passes of {one["width"]}'
   )
 
 
 def _partings(evaluation, turn, journal):
-  def outputs(name):
-    return [
-      generation['tokens']
-      for i in range(evaluation.num_calls(len(turn.prompts)))
-      for generation in journal[turns_lib.key(name, i, turn.number)][
-        'generations'
-      ]
-    ]
-
-  baseline = outputs(methods_lib.BASELINE)
+  baseline = outputs(evaluation, turn, journal, methods_lib.BASELINE)
   read = turn.tokens[methods_lib.BASELINE, 0]
   for name, method in evaluation.methods.items():
     if not method.verify.lossless or name == methods_lib.BASELINE:
       continue
-    for one in partings(name, outputs(name), baseline):
+    of_method = outputs(evaluation, turn, journal, name)
+    for one in partings(name, of_method, baseline):
       if turn.tokens[name, 0][one.prompt] == read[one.prompt]:
         yield dataclasses.replace(
           one, prompt=turn.prompts[one.prompt], turn=turn.number
@@ -242,12 +250,13 @@ def _audit_in_batch(evaluation, turn, parting) -> dict[str, Any]:
     batch for batch in evaluation.batches(len(tokens)) if at in batch
   )
   rows, row = [tokens[i] for i in batch], batch.index(at)
+  ids = [turn.prompts[i] for i in batch]
   return _audit(
     evaluation,
     tokens[at],
     parting,
     _sampling(evaluation, len(batch), row),
-    functools.partial(_starts, evaluation, rows, row, parting),
+    functools.partial(_starts, evaluation, rows, ids, row, parting),
   )
 
 
@@ -263,15 +272,13 @@ def _sampling(evaluation, num_rows, row) -> sampling_lib.Sampling:
   return jax.tree.map(lambda x: x[row], rows)
 
 
-def _starts(evaluation, rows, row, parting) -> list[int]:
+def _starts(evaluation, rows, ids, row, parting) -> list[int]:
   """Returns where the method's rounds began, up to the difference.
 
   Decodes the batch again; returns an empty list if that gives another output.
   """
-  # Greedy rows draw nothing, whatever their request ids.
-  output = evaluation.generate(
-    evaluation.methods[parting.method], rows, range(len(rows))
-  )
+  # Request ids matter for limits only: greedy rows draw nothing.
+  output = evaluation.generate(evaluation.methods[parting.method], rows, ids)
   count = len(parting.common) + 1
   again = np.asarray(output.tokens)[row, :count].tolist()
   if again != [*parting.common, parting.token]:

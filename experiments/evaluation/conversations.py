@@ -62,14 +62,24 @@ def check(
   """Refuses a conversation that cannot be decoded.
 
   Raises:
-    ValueError: the prompts are not turns of a chat, or the user's turns alone
-      are too long; the message names the line.
+    ValueError: the prompts are not turns of a chat, the user's turns alone
+      are too long, or a setting is for single turns; the message names the
+      line.
   """
   numbers = later(evaluation, [prompt])
   if not numbers:
     return
   count = numbers[-1] + 1
   where = f'{path}, line {prompt.line}'
+  for name, value in (
+    ('refill', evaluation.refill),
+    ('answer_limits', evaluation.answer_limits),
+  ):
+    if value:
+      raise ValueError(
+        f'{where}: {count} turns make a conversation, but Evaluation.{name} is '
+        f'{value}, which is for single turns: bind Evaluation.max_turns = 1'
+      )
   if not evaluation.is_chat:
     raise ValueError(
       f'{where}: {count} turns make a conversation, but chat is False: set it '

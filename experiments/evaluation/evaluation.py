@@ -55,6 +55,9 @@ class Evaluation:
   methods: dict[str, methods_lib.Method]
   sampling: specsample.Sampling = specsample.Sampling()
   max_new_tokens: int = 128
+  # The most new tokens of each prompt: prompts take these numbers in turn. ()
+  # stands for `max_new_tokens`, which none of them may exceed.
+  answer_limits: Sequence[int] = ()
   task: task_lib.Task | None = None  # source of the prompts; None: --prompts
   limit: int | None = None  # use at most this many prompts, the first ones
   # Decode at most this many turns of each conversation; None for all of them.
@@ -69,6 +72,9 @@ class Evaluation:
   # the batches before. If so, the tokens of a prompt are drawn as if it were
   # alone only at temperature 0; their distribution stays the same.
   carry_policies: bool = False
+  # Whether all prompts are also decoded in `batch_size` rows that are refilled
+  # as soon as they are done: see `refilled`.
+  refill: bool = False
   # How often the parts of a round are timed. 0 skips the timing, which saves
   # time, but then nothing is predicted. None is `REPEATS` or, for fewer than
   # `FEWEST_TO_TIME` prompts, which the timing would outlast, 0.
@@ -82,6 +88,20 @@ class Evaluation:
     if self.repeats is not None:
       checks.counts(self, ('repeats',), 0)
     checks.seed('Evaluation.seed', self.seed, self.num_seeds)
+    if not all(
+      checks.is_count(limit) and limit <= self.max_new_tokens
+      for limit in self.answer_limits
+    ):
+      raise ValueError(
+        f'Evaluation.answer_limits is {self.answer_limits}: give numbers from '
+        f'1 to Evaluation.max_new_tokens, which is {self.max_new_tokens}'
+      )
+    if self.refill and self.carry_policies:
+      raise ValueError(
+        'Evaluation.refill and Evaluation.carry_policies are both True, but '
+        'the policies of a refilled row begin with what they know at first: '
+        'bind one of them to False'
+      )
     fitted = {
       name: methods_lib.of_batch(method, self.batch_size)
       for name, method in self.methods.items()
@@ -159,6 +179,11 @@ class Evaluation:
       for start in range(0, num_prompts, self.batch_size)
     ]
 
+  def limits(self, request_ids: Sequence[int]) -> np.ndarray:
+    """Returns the most new tokens of each request, [B] int32."""
+    limits = np.asarray(self.answer_limits or (self.max_new_tokens,), np.int32)
+    return limits[np.asarray(request_ids) % len(limits)]
+
   def num_repeats(self, num_prompts: int) -> int:
     """Returns how often the parts of a round are timed; see `repeats`."""
     if self.repeats is not None:
@@ -209,8 +234,9 @@ class Evaluation:
     if self.carry_policies and carried is not None:
       policies = carried.before(None)
     setup = self.setup(method, policies=policies)
+    limits = self.limits(request_ids)
     warm_up_lib.run(
-      lambda rows: setup.prefill(rows, request_ids=request_ids),
+      lambda rows: setup.prefill(rows, request_ids=request_ids, limits=limits),
       lambda state: setup.finish(setup.advance(state, 1), len(prompts)),
       prompts,
       step.widths(self.target.model, method.drafter),
@@ -231,7 +257,9 @@ class Evaluation:
       policies: what the method's policies already know; None for nothing.
     """
     setup = self.setup(method, sample, policies)
-    state = setup.advance(setup.prefill(prompts, request_ids=request_ids))
+    limits = self.limits(request_ids)
+    state = setup.prefill(prompts, request_ids=request_ids, limits=limits)
+    state = setup.advance(state)
     return setup.finish(state, len(prompts)), state
 
   def setup(
@@ -428,7 +456,8 @@ def _calls(
             for number, row in zip(numbers, rows, strict=True)
           ],
         ),
-        program=(name, padded.shape),
+        # Limits size the caches.
+        program=(name, padded.shape, max(evaluation.limits(ids))),
         warm_up=functools.partial(evaluation.warm_up, method, rows, ids),
       )
       units.append(unit)

@@ -133,6 +133,7 @@ def _show(table: table_lib.Table) -> None:
   for line in (
     *summary.rule_lines(overall),
     *summary.mismatch_lines(table.mismatches),
+    *summary.mismatch_lines(table.refilled_mismatches, 'static batches'),
     *audits.lines(table.divergences),
   ):
     shown.print(line)

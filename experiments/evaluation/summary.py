@@ -26,6 +26,10 @@ _TIMES = (
   *('prefill_ms', 'cost_ratio', 'percent_of_roofline'),
   *('predicted_speedup', 'leviathan_speedup', 'mean_speedup'),
 )
+_REFILLED = (
+  *('method', 'ms_per_token', 'refilled_ms_per_token', 'refilled_speedup'),
+  *('refilled_differing', 'refilled_tied'),
+)
 # In the title of a table, or beside the value.
 _ELSEWHERE = (
   *('part', 'benchmark', 'category', 'temperature', 'batch_size'),
@@ -50,7 +54,7 @@ def main(rows: Sequence[Row]) -> tables.Table:
 def parts(
   rows: Sequence[Row], *, with_intervals: bool
 ) -> Iterator[tables.Table]:
-  """Yields the tables of speedups by category and of scores, if any."""
+  """Yields the tables of categories, of scores and of refilled rows, if any."""
   if rows_lib.are_several(row.category for row in rows) and any(
     row.method != methods_lib.BASELINE for row in rows
   ):
@@ -58,12 +62,14 @@ def parts(
   overall = rows_lib.overall(rows)
   if any(row.scores for row in overall):
     yield scores(overall)
+  if any(row.refilled_ms_per_token is not None for row in overall):
+    yield columns.table(overall, _REFILLED, 'Static batches and refilled rows')
 
 
 def in_detail(rows: Sequence[Row]) -> Iterator[tables.Table]:
   """Yields the columns over all prompts that `main` leaves out."""
   overall = rows_lib.overall(rows)
-  grouped = {*_MAIN, *_TIMES, *_ELSEWHERE}
+  grouped = {*_MAIN, *_TIMES, *_REFILLED, *_ELSEWHERE}
   others = [name for name in columns.of(Row) if name not in grouped]
   yield columns.table(
     overall,
@@ -201,30 +207,29 @@ def rule_lines(rows: Sequence[Row]) -> list[rich.text.Text]:
 
 
 def mismatch_lines(
-  found: Mapping[str, rows_lib.Mismatches],
+  found: Mapping[str, rows_lib.Mismatches], other: str = methods_lib.BASELINE
 ) -> list[rich.text.Text]:
-  """Says for each method how its greedy outputs compare with the baseline's."""
+  """Says for each method how its outputs compare with those of `other`."""
   lines = []
   for name, count in found.items():
     if count.errors:
       text, style = (
-        f'{count.errors} outputs DIFFER from {methods_lib.BASELINE}, and not '
-        'at float ties: not exact',
+        f'{count.errors} outputs DIFFER from {other}, and not at float ties: '
+        'not exact',
         'bold red',
       )
     elif count.unaudited:
       text, style = (
-        f'{count.unaudited} outputs differ from {methods_lib.BASELINE} and '
-        'could not be audited: they may or may not differ at float ties',
+        f'{count.unaudited} outputs differ from {other} and could not be '
+        'audited: they may or may not differ at float ties',
         'bold red',
       )
     elif count.ties:
       text, style = (
-        f'{count.ties} outputs differ from {methods_lib.BASELINE} at a float '
-        'tie',
+        f'{count.ties} outputs differ from {other} at a float tie',
         'yellow',
       )
     else:
-      text, style = f'every output equals {methods_lib.BASELINE}', ''
+      text, style = f'every output equals {other}', ''
     lines.append(rich.text.Text(f'{name}: {text}', style))
   return lines

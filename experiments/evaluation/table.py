@@ -12,6 +12,7 @@ from experiments.evaluation import audits
 from experiments.evaluation import conversations
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import predicted_speedup
+from experiments.evaluation import refilled
 from experiments.evaluation import round_parts as parts_lib
 from experiments.evaluation import scoring
 from experiments.evaluation import turns
@@ -56,6 +57,10 @@ class Table:
   # The audits of greedy outputs that differ from the baseline's.
   divergences: Sequence[dict[str, Any]] = ()
   provenance: source_lib.Provenance | None = None  # of the task's data set
+  # The values of the units of `refilled`, by method.
+  refilled: dict[str, list[dict[str, Any]]] = dataclasses.field(
+    default_factory=dict
+  )
 
   @classmethod
   def of(
@@ -101,6 +106,11 @@ class Table:
       part=part,
       divergences=journal.of(audits.KIND),
       provenance=provenance,
+      refilled={
+        name: journal.of(refilled.KIND, name)
+        for name in evaluation.methods
+        if evaluation.refill
+      },
     )
 
   @functools.cached_property
@@ -145,6 +155,20 @@ class Table:
       found[name] = audits.mismatches(name, outputs, expected, self.divergences)
     return found
 
+  @functools.cached_property
+  def refilled_mismatches(self) -> dict[str, rows_lib.Mismatches]:
+    """The mismatches of refilled rows with static batches, by `label`."""
+    return {
+      (label := refilled.label(name)): audits.mismatches(
+        label,
+        # The second repeat has the same random streams.
+        records[0]['tokens'],
+        [run.tokens for run in self.generations[name] if not run.sample],
+        self.divergences,
+      )
+      for name, records in self.refilled.items()
+    }
+
   def _row(self, name: str, category: str) -> rows_lib.Row:
     method = self.evaluation.methods[name]
     runs = self._of_category(name, category)
@@ -161,6 +185,12 @@ class Table:
     mismatches = (
       self.mismatches.get(name) if category == rows_lib.OVERALL else None
     )
+    if category == rows_lib.OVERALL and name in self.refilled:
+      measured |= refilled.fields(
+        [run for run in runs if not run.sample],
+        self.refilled[name],
+        self.refilled_mismatches[refilled.label(name)],
+      )
     depth = len(measured['acceptance_by_position'])
     ratio = (
       self._cost_ratio(name, depth) if category == rows_lib.OVERALL else None
@@ -239,14 +269,13 @@ class Table:
     """
     num_drafts = self.evaluation.methods[name].drafter.num_draft_tokens
     room = self.evaluation.target.model.max_length
+    limits = self.evaluation.limits([run.prompt for run in runs])
     return all(
       run.stats.proposed
       == _of_chains(
-        run.emit_rounds,
-        num_drafts,
-        min(self.evaluation.max_new_tokens, room - run.prompt_tokens),
+        run.emit_rounds, num_drafts, min(limit, room - run.prompt_tokens)
       )
-      for run in runs
+      for run, limit in zip(runs, limits, strict=True)
     )
 
   def _cost_ratio(self, name, depth) -> float | None:

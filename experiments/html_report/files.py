@@ -16,7 +16,7 @@ GENERATION = 'generate.json'
 # The result files of the other commands.
 _OTHERS = (
   GENERATION,
-  *('trees.json', 'benchmark.json', 'throughput.json'),
+  *('trees.json', 'benchmark.json'),
   *('online.json', 'costs.json', 'certificate.json'),
   'vocabularies.json',
 )

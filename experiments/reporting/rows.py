@@ -224,6 +224,35 @@ class Row:
   batch_size: int = columns.shown(
     'batch', 'how many prompts are decoded at once'
   )
+  # Of the same prompts in refilled rows; None if they were not decoded so.
+  refilled_ms_per_token: float | None = columns.shown(
+    'refilled ms per token',
+    'as ms per token, in rows that are refilled with the next prompt when they '
+    'are done',
+    '.2f',
+    default=None,
+  )
+  refilled_speedup: float | None = columns.shown(
+    'refilled speedup',
+    "the time per token of the method's static batches divided by that of its "
+    'refilled rows; the interval is over the static batches',
+    '.2f',
+    'x',
+    default=None,
+  )
+  refilled_speedup_ci95: list[float] | None = None
+  refilled_differing: int | None = columns.shown(
+    'refilled differ',
+    'outputs of refilled rows that differ from those of static batches, apart '
+    'from float ties',
+    default=None,
+  )
+  refilled_tied: int | None = columns.shown(
+    'refilled ties',
+    'outputs of refilled rows that differ from those of static batches at a '
+    'float tie',
+    default=None,
+  )
   scores: dict[str, Any] = dataclasses.field(default_factory=dict)  # by name
 
   @property

@@ -74,6 +74,11 @@ def row(method, category, num_drafts, **changes):
     'scores': {},
     'outputs_tied': None,
     'outputs_differing': None,
+    'refilled_ms_per_token': None,
+    'refilled_speedup': None,
+    'refilled_speedup_ci95': None,
+    'refilled_tied': None,
+    'refilled_differing': None,
   }
   return values | changes
 

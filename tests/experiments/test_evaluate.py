@@ -33,7 +33,8 @@ _FIELDS = (
   *('leviathan_speedup', 'predicted_speedup', 'prefill_ms', 'draft_ms'),
   *('verify_ms', 'verify_ms_by_width', 'overhead_ms', 'cost_ratio'),
   *('percent_of_roofline', 'part', 'scores', 'outputs_tied'),
-  'outputs_differing',
+  *('outputs_differing', 'refilled_ms_per_token', 'refilled_speedup'),
+  *('refilled_speedup_ci95', 'refilled_tied', 'refilled_differing'),
 )
 
 

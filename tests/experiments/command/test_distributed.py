@@ -15,10 +15,12 @@ _PROMPTS = [f'Is {i} an even number?' for i in range(10)]
 _BATCH_SIZE = 4
 _NEW_TOKENS = 24
 _KEYS = [
+  ['refilled', 'ngram', 0],
   ['memory_bandwidth', 0],
   *(['generation', 'ngram', i] for i in range(3)),
   ['parts', 'ngram', 2],
   ['memory_bandwidth', 1],
+  ['refilled', 'ngram', 1],
 ]
 _TIMEOUT = 300
 
@@ -48,6 +50,7 @@ def runs(commands, tiny_evaluate, cpu_devices, tmp_path_factory):
     f'Evaluation.max_new_tokens = {_NEW_TOKENS}',
     "Evaluation.methods = {'ngram': @ngram/Method()}",
     'Evaluation.repeats = 1',
+    'Evaluation.refill = True',
   )
   call = (
     *('evaluate', *tiny_evaluate, f'--prompts={prompts}', '--out=out'),
@@ -128,9 +131,11 @@ def test_tokens_are_those_of_one_device(runs, greedy):
     if record['key'][0] == 'generation'
     for generation in record['value']['generations']
   ]
-  assert [generation['tokens'] for generation in generations] == [
-    greedy(prompt, _NEW_TOKENS, chat=True)[0] for prompt in _PROMPTS
-  ]
+  expected = [greedy(one, _NEW_TOKENS, chat=True)[0] for one in _PROMPTS]
+  assert [generation['tokens'] for generation in generations] == expected
+  for record in records:
+    if record['key'][0] == 'refilled':
+      assert record['value']['tokens'] == expected
 
 
 def test_the_result_says_what_ran(runs):

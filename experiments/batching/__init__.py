@@ -1,1 +1,0 @@
-"""Static batches, compared with batches whose finished rows are refilled."""
