@@ -15,7 +15,6 @@ _OTHERS = (
   GENERATION,
   *('trees.json', 'benchmark.json', 'throughput.json'),
   *('online.json', 'certificate.json'),
-  'vocabularies.json',
 )
 
 
