@@ -21,13 +21,18 @@ def write(out: pathlib.PurePath, measured: benchmarking.Measured) -> None:
 
 
 def content(measured: benchmarking.Measured) -> dict[str, Any]:
-  """Returns what was measured, in JSON's types.
+  """Returns what was measured, in JSON's types, and what follows from it.
 
-  The parts of a round of the first method are repeated beside `methods`, for
-  readers that compare one speculative method between runs.
+  `t_ratio` is t(n) / t(1). `loop_overhead_ms` is what the loop adds to a pass:
+  a round of autoregressive decoding, the median, less t(1). The parts of a
+  round of the first method are repeated beside `methods`, for readers that
+  compare one speculative method between runs.
   """
   first = next(iter(measured.methods.values()))
+  base = measured.t_ms['1']
   return dataclasses.asdict(measured) | {
+    't_ratio': {n: ms / base for n, ms in measured.t_ms.items()},
+    'loop_overhead_ms': measured.ar_round_ms - base,
     'draft_ms': first.draft_ms,
     'verify_ms': first.verify_ms,
     'overhead_percent': first.overhead_percent,
@@ -57,7 +62,7 @@ def lines(measured: benchmarking.Measured) -> list[str]:
       f'autoregressive is {ratio:.2f}x that'
     )
   for name, found in measured.methods.items():
-    shown += _of_method(name, found, measured.ar_tokens_per_s)
+    shown += _of_method(name, found)
   shown += [
     f'memory, MB: weights {measured.weight_bytes / 1e6:.0f}, cache '
     f'{measured.cache_bytes / 1e6:.0f}, peak of the process '
@@ -83,14 +88,14 @@ def _of_passes(t_ms):
   )
 
 
-def _of_method(name, found, ar_tokens_per_s):
+def _of_method(name, found):
   synthetic = ''
   if found.synthetic:
     synthetic = ' [SYNTHETIC acceptance: no text, a hardware study]'
   return [
     f'{name}, K = {found.num_draft_tokens}, {found.verifier}: '
     f'{found.tokens_per_s:.1f} tokens/s '
-    f'({found.tokens_per_s / ar_tokens_per_s:.2f}x), '
+    f'({found.speedup:.2f}x), '
     f'{found.tokens_per_round:.2f} tokens per round, {found.plain_rounds:.0%} '
     f'of the rounds without a draft{synthetic}',
     f'  a round, ms: draft {found.draft_ms:.2f} ({found.draft_percent:.0f}%), '

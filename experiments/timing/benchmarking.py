@@ -118,6 +118,7 @@ class Speculative:
   synthetic: bool  # drafts were kept at a stated rate, not by a lossless rule
   num_draft_tokens: int
   tokens_per_s: float  # prefill included
+  speedup: float  # tokens_per_s over that of autoregressive decoding
   tokens_per_round: float
   plain_rounds: float  # the share of rounds that drafted nothing
   draft_ms: float
@@ -249,6 +250,7 @@ def measure(
         method,
         specsample.stats.summarize(generate(method)),
         seconds[name],
+        count / seconds[_PLAIN],
         parts[name],
         plain_times.plain_ms,
       )
@@ -275,7 +277,7 @@ def _passes(one, num_before, max_length):
   )
 
 
-def _speculative(method, stats, seconds, parts, plain_ms):
+def _speculative(method, stats, seconds, plain_tokens_per_s, parts, plain_ms):
   of_rounds = {
     name: part_times.of_lengths(vars(parts), name, len(stats.proposed) - 1)
     for name in part_times.PARTS
@@ -293,6 +295,7 @@ def _speculative(method, stats, seconds, parts, plain_ms):
     synthetic=isinstance(method.verify, specsample.verify.Synthetic),
     num_draft_tokens=num_drafts,
     tokens_per_s=stats.tokens / seconds,
+    speedup=stats.tokens / seconds / plain_tokens_per_s,
     tokens_per_round=stats.tokens_per_round,
     plain_rounds=stats.plain_rounds,
     draft_ms=draft_ms,
