@@ -18,7 +18,6 @@ from experiments.command import progress
 from experiments.command import run_flags
 from experiments.timing import benchmark_report
 from experiments.timing import benchmarking
-from experiments.timing import transformers_peer
 
 frame.define_flags('configs/runs/benchmark.gin', on_hosts=True)
 _OUT = run_flags.out('benchmark.json')
@@ -30,16 +29,13 @@ def main() -> None:
   with cli.bad_input():
     out = run_flags.folder(_OUT)
     benchmark = benchmarking.Benchmark()
-    if benchmark.peer is not None:
-      transformers_peer.check(benchmark.peer)
-    for method in benchmark.methods.values():
-      benchmark.setup(method).check([benchmark.prompt_tokens()])
     benchmark.check()
     cli.make_folder(out)
   measured = benchmarking.measure(benchmark, baseline_rss, progress.bar)
   if distributed.is_first():
     benchmark_report.write(out, measured)
-    benchmark_report.show(out, measured)
+    print('\n'.join(benchmark_report.lines(measured)))
+    print(f'\nbenchmark.json is in {out}')
 
 
 if __name__ == '__main__':

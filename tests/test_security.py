@@ -22,7 +22,6 @@ _USERS = {
     'experiments/command/distributed.py',  # prints a line if JAX ends us
     'experiments/command/environment.py',  # asks git for the commit
     'experiments/tasks/sandbox.py',
-    'experiments/timing/accelerator_parts.py',  # runs our own commands
     'specsample/cpu/native.py',  # compiles our own C++
     'specsample/text/templates.py',  # renders chat templates in a sandbox
   },

@@ -15,6 +15,7 @@ import jax
 
 from experiments.command import cli
 from specsample import files
+from specsample import host
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PACKAGES = (
@@ -81,16 +82,9 @@ def hardware() -> dict[str, Any]:
     'process_count': jax.process_count(),
     'matmul_precision': jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
     'cpu': _cpu_name(),
-    'cpu_cores': num_cores(),
+    'cpu_cores': host.num_cores(),
     'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
   }
-
-
-def num_cores() -> int:
-  """Returns how many of the machine's processors this process may use."""
-  if hasattr(os, 'sched_getaffinity'):  # on Linux
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:
@@ -107,18 +101,9 @@ def git_commit() -> str | None:
   return commit + ('-dirty' if _git('status', '--porcelain') else '')
 
 
-def source(*folders: pathlib.Path) -> str:
-  """Returns a digest of the library's and experiments' code, or of `folders`.
-
-  Unlike the commit, it tells two states of uncommitted files apart.
-  """
-  packages = pathlib.Path(files.__file__).parent, _ROOT / 'experiments'
-  digest = hashlib.sha256()
-  for folder in folders or packages:
-    for path in sorted(folder.rglob('*.py')):
-      content = hashlib.sha256(path.read_bytes()).hexdigest()
-      digest.update(f'{path.relative_to(folder)} {content}\n'.encode())
-  return digest.hexdigest()
+def source() -> str:
+  """Returns a digest of the library's and the experiments' code."""
+  return host.source(pathlib.Path(host.__file__).parent, _ROOT / 'experiments')
 
 
 def source_beside(component: Any) -> dict[str, str]:

@@ -17,8 +17,7 @@ GENERATION = 'generate.json'
 _OTHERS = (
   GENERATION,
   *('trees.json', 'benchmark.json'),
-  *('online.json', 'costs.json', 'certificate.json'),
-  'vocabularies.json',
+  *('online.json', 'certificate.json'),
 )
 
 # The types of a row's fields.

@@ -14,7 +14,6 @@ from experiments.methods.method import lattice_tree
 from experiments.methods.method import Method
 from experiments.methods.method import model
 from experiments.methods.method import of_batch
-from experiments.methods.method import of_shared_tokens
 from experiments.methods.method import params
 from experiments.methods.method import refitted
 from experiments.methods.method import tli
@@ -37,7 +36,6 @@ __all__ = [
   'lattice_tree',
   'model',
   'of_batch',
-  'of_shared_tokens',
   'params',
   'refitted',
   'tli',

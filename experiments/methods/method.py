@@ -133,22 +133,18 @@ def tli(
     ValueError: the draft model shares too few tokens with the target.
   """
   shared = specsample.map_vocabulary(draft, target)
-  return of_shared_tokens(draft, target, shared, num_draft_tokens)
-
-
-def of_shared_tokens(
-  draft: specsample.Loaded,
-  target: specsample.Loaded,
-  shared: specsample.VocabMap,
-  num_draft_tokens: int,
-) -> Method:
-  """Returns the method of `tli`, given what the two vocabularies share."""
   drafter = specsample.drafters.TLI(
     model=draft.model,
     vocab_size=target.model.vocab_size,
     num_draft_tokens=num_draft_tokens,
   )
-  return Method(drafter=drafter, params=shared.params(draft.params))
+  return Method(
+    drafter=drafter,
+    params=shared.params(draft.params),
+    note=f'tli: {shared.kind.value}: {shared.num_shared} tokens are shared, of '
+    f'{shared.num_draft_tokens} in the draft model and '
+    f'{shared.num_target_tokens} in the target',
+  )
 
 
 @_configurable

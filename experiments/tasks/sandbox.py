@@ -28,7 +28,7 @@ import tempfile
 
 import gin
 
-from experiments.command import environment
+from specsample import host
 
 _JAIL = pathlib.Path(__file__).with_name('jail.py')
 # Like -I, except that PYTHONHASHSEED, which we set in the environment, applies.
@@ -120,7 +120,7 @@ def run(program: str, limits: Limits = DEFAULT) -> Outcome:
 def run_all(programs: Sequence[str], limits: Limits = DEFAULT) -> list[Outcome]:
   """Runs programs, as many at once as this process may use processors."""
   # Counting processors that it may not use would make programs run out of time.
-  with futures.ThreadPoolExecutor(environment.num_cores()) as pool:
+  with futures.ThreadPoolExecutor(host.num_cores()) as pool:
     return list(pool.map(lambda program: run(program, limits), programs))
 
 

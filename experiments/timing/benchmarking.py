@@ -68,11 +68,16 @@ class Benchmark:
     checks.counts(self, ('repeats', 'prompt_length', 'turns'))
 
   def check(self) -> None:
-    """Checks that the model has room for the whole answer.
+    """Checks that everything can be measured; compiles nothing.
 
     Raises:
-      ValueError: fewer tokens than `max_new_tokens` would be decoded.
+      ValueError: a method cannot decode the prompt, or fewer tokens than
+        `max_new_tokens` would be decoded.
     """
+    if self.peer is not None:
+      transformers_peer.check(self.peer)
+    for method in self.methods.values():
+      self.setup(method).check([self.prompt_tokens()])
     prompt, room = len(self.prompt_tokens()), self.model.max_length
     if prompt + self.max_new_tokens > room:
       raise ValueError(
@@ -118,6 +123,7 @@ class Speculative:
   synthetic: bool  # drafts were kept at a stated rate, not by a lossless rule
   num_draft_tokens: int
   tokens_per_s: float  # prefill included
+  speedup: float  # tokens_per_s over that of autoregressive decoding
   tokens_per_round: float
   plain_rounds: float  # the share of rounds that drafted nothing
   draft_ms: float
@@ -175,9 +181,9 @@ def measure(
     baseline_rss: `peak_rss` before the benchmark was made.
     progress: shows the progress, see `progress.bar`.
   """
-  prompt = benchmark.prompt_tokens()
+  prompt, count = benchmark.prompt_tokens(), benchmark.max_new_tokens
   plain = methods_lib.Method(specsample.drafters.NoDraft())
-  room = _cache_length(benchmark, prompt)
+  room = specsample.pad_prompts([prompt])[0].shape[1] + count
   main = Other(model=benchmark.model, params=benchmark.params)
   num_steps = 5 + len(benchmark.methods) + len(benchmark.others)
   with progress(num_steps) as step:
@@ -196,13 +202,10 @@ def measure(
       name: functools.partial(generate, method)
       for name, method in {_PLAIN: plain, **benchmark.methods}.items()
     }
-    transformers_generate = None
     if benchmark.peer is not None:
-      transformers_generate = transformers_peer.generator(
-        benchmark.peer, prompt, benchmark.max_new_tokens
-      )
-    if transformers_generate is not None:
-      decoders[_PEER] = transformers_generate
+      peer = transformers_peer.generator(benchmark.peer, prompt, count)
+      if peer is not None:
+        decoders[_PEER] = peer
     seconds = _in_turns(decoders, benchmark.repeats)
 
     step('autoregressive decoding without the prefill')
@@ -230,7 +233,6 @@ def measure(
   bandwidth = max(bandwidths)
   target = {'target': benchmark.params}
   roofline = roofline_lib.Roofline.of(target, benchmark.model, bandwidth)
-  count = benchmark.max_new_tokens
   transformers_seconds = seconds.get(_PEER)
   return Measured(
     **vars(passes),
@@ -249,6 +251,7 @@ def measure(
         method,
         specsample.stats.summarize(generate(method)),
         seconds[name],
+        count / seconds[_PLAIN],
         parts[name],
         plain_times.plain_ms,
       )
@@ -275,7 +278,7 @@ def _passes(one, num_before, max_length):
   )
 
 
-def _speculative(method, stats, seconds, parts, plain_ms):
+def _speculative(method, stats, seconds, plain_tokens_per_s, parts, plain_ms):
   of_rounds = {
     name: part_times.of_lengths(vars(parts), name, len(stats.proposed) - 1)
     for name in part_times.PARTS
@@ -293,6 +296,7 @@ def _speculative(method, stats, seconds, parts, plain_ms):
     synthetic=isinstance(method.verify, specsample.verify.Synthetic),
     num_draft_tokens=num_drafts,
     tokens_per_s=stats.tokens / seconds,
+    speedup=stats.tokens / seconds / plain_tokens_per_s,
     tokens_per_round=stats.tokens_per_round,
     plain_rounds=stats.plain_rounds,
     draft_ms=draft_ms,
@@ -304,11 +308,6 @@ def _speculative(method, stats, seconds, parts, plain_ms):
     # NoDraft has depth 0, and no draft whose cost could be stated.
     cost_ratio=draft_ms / max(method.drafter.depth, 1) / plain_ms,
   )
-
-
-def _cache_length(benchmark, prompt):
-  padded, _ = specsample.pad_prompts([prompt])
-  return padded.shape[1] + benchmark.max_new_tokens
 
 
 def _in_turns(decoders, repeats):

@@ -7,7 +7,7 @@ import numpy as np
 
 from specsample import cost
 
-# The parts of a round; the journal may have each of them by width.
+# The journal may have each of them by width.
 PARTS = ('draft_ms', 'verify_ms', 'overhead_ms')
 
 
@@ -17,8 +17,8 @@ def of_lengths(
   """Returns the milliseconds [K + 1] of a part for rounds of 0, 1, ... drafts.
 
   Args:
-    parts: the parts of a round, as in the journal. Older journals have no times
-      by width; the part then takes the same time in every round.
+    parts: the parts of a round, as in the journal. Without times by width the
+      part takes the same time in every round.
     name: one of `PARTS`.
     most_drafts: K. For a tree, its depth: a draft of depth i is then counted at
       the first width of at least i nodes.

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from specsample import host
 from specsample.cpu import native
 
 _logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ def here() -> dict[str, Any]:
     'device': devices[0].device_kind,
     'devices': len(devices),
     'machine': platform.node(),
-    'cpus': _num_cores(),
+    'cpus': host.num_cores(),
     'flags': [os.environ.get(name, '') for name in _FLAGS],
     'precision': precision,
     'native': native.is_used(),
@@ -74,25 +75,10 @@ def here() -> dict[str, Any]:
   }
 
 
-def _num_cores() -> int | None:
-  """Returns the number of cores that this process may use."""
-  if hasattr(os, 'sched_getaffinity'):  # on Linux
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count()
-
-
 @functools.cache
 def _code() -> str:
   """Returns a hash of the library, which may change within a version."""
-  folder = pathlib.Path(__file__).parents[1]
-  found = hashlib.sha256()
-  sources = (
-    path for end in ('py', 'cc', 'h') for path in folder.rglob(f'*.{end}')
-  )
-  for path in sorted(sources):
-    content = hashlib.sha256(path.read_bytes()).hexdigest()
-    found.update(f'{path.relative_to(folder)} {content}\n'.encode())
-  return found.hexdigest()[:16]
+  return host.source(pathlib.Path(host.__file__).parent)[:16]
 
 
 def _folder() -> pathlib.Path:

@@ -33,7 +33,7 @@ class EarlyStopping(policy.Filter):
 
   Attributes:
     costs: [K + 1], the costs of rounds of 0, 1, ... drafts, in any unit, as
-      `python -m experiments.length_costs` measures them. More are ignored.
+      `choosing.costs` measures them. More are ignored.
     whole_batch: whether the rows of a batch decide together; the costs are then
       of rounds in which every row has that many drafts.
   """

@@ -44,7 +44,7 @@ class Fastest(policy.Length):
 
   Attributes:
     costs: [K + 1], the costs of rounds of 0, 1, ... drafts, in any unit, as
-      `python -m experiments.length_costs` measures them. More are ignored.
+      `choosing.costs` measures them. More are ignored.
     prior: the acceptance rate that is assumed before anything is known.
     strength: pseudo-count: weight of the prior, in rounds.
     decay: decay factor of the counts, per round.

@@ -6,6 +6,7 @@ import types
 import jax
 import pytest
 
+from specsample import host
 from specsample.choosing import measured_here
 
 
@@ -53,14 +54,16 @@ def test_where_nothing_can_be_written_times_are_measured_anew(
   assert recall() == {'x': [2.0]}
 
 
-@pytest.mark.parametrize('what', ['_code', '_num_cores'])
+@pytest.mark.parametrize(
+  ('module', 'name'), [(measured_here, '_code'), (host, 'num_cores')]
+)
 def test_times_of_other_code_or_fewer_cores_are_not_recalled(
-  cache, monkeypatch, what
+  cache, monkeypatch, module, name
 ):
   times = iter(({'x': [1.0]}, {'x': [2.0]}))
   recall = lambda: measured_here.recall({}, lambda: next(times), lambda _: True)
   assert recall() == recall() == {'x': [1.0]}
-  monkeypatch.setattr(measured_here, what, lambda: 0)
+  monkeypatch.setattr(module, name, lambda: 0)
   assert recall() == {'x': [2.0]}
 
 

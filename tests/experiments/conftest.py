@@ -175,13 +175,6 @@ def tiny_methods(tiny):
 
 
 @pytest.fixture(scope='session')
-def two_models(tiny, checkpoint):
-  """The flags of `tiny`, with the same model as other-vocabulary drafter."""
-  name = 'other_vocabulary/specsample.load.name_or_path'
-  return (*tiny, f"--gin_bindings={name} = '{checkpoint}'")
-
-
-@pytest.fixture(scope='session')
 def tiny_evaluate(tiny_methods):
   """The flags of `tiny_methods`, for the methods that need no training."""
   repeats = '--gin_bindings=Evaluation.repeats = 4'

@@ -263,14 +263,6 @@ _MAKE_DATA = {
     'model.bin may be a pickle ... safe_serialization'
   ),
 }
-_VOCABULARIES = {
-  '--prompts=FOLDER/long.txt': (
-    'long.txt, line 2: a prompt of 600 tokens ... 512 ... shorten it'
-  ),
-  '--target=a': "'target' ... --help",
-  '--gin_bindings=Comparison.num_draft_tokens = 0': 'num_draft_tokens is 0',
-  '--gin_bindings=Sampling.top_p = 1.5': 'top_p is 1.5 ... in (0, 1]',
-}
 _REPORT = {
   '--results=FOLDER/nowhere': (
     'nowhere is not a folder: give the folder of --out'
@@ -293,7 +285,6 @@ _CASES = {
     'certify': _CERTIFY,
     'make_data': _MAKE_DATA,
     'report': _REPORT,
-    'vocabularies': _VOCABULARIES,
   }.items()
   for flags, expected in cases.items()
 }
@@ -368,9 +359,7 @@ def commands_here(commands, tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def outcomes(
-  files, commands_here, tiny, tiny_methods, tiny_evaluate, two_models
-):
+def outcomes(files, commands_here, tiny, tiny_methods, tiny_evaluate):
   """The outcome of each case, the files left, and the programs compiled."""
   own = {
     'evaluate': [*tiny_evaluate, '--limit=2'],
@@ -382,7 +371,6 @@ def outcomes(
       '--gin_bindings=Synthesis.max_prompt_tokens = 127',
     ],
     'report': [],
-    'vocabularies': [*two_models, '--limit=2'],
   }
   stands_for = {
     'FOLDER': str(files),

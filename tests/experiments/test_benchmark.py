@@ -3,9 +3,13 @@
 import dataclasses
 import json
 import math
+import os
+import pathlib
 import re
+import subprocess
 import sys
 
+import gin
 import jax
 import numpy as np
 import pytest
@@ -19,7 +23,9 @@ from specsample import testing
 from specsample.models import int8
 from specsample.models import packed
 from specsample.models import transformer
+from tests.experiments import reports
 
+_ROOT = pathlib.Path(__file__).parents[2]
 _ROWS = ('1', '2', '3', '5', '9', '17')
 _NEW_TOKENS = 96
 _FEW = (
@@ -89,6 +95,15 @@ def test_json_holds_every_measurement(name, request):
   assert all(found[name] > 0 or not has_model for name in _OF_DRAFTING)
   assert all(found[name] >= 0 for name in _OF_DRAFTING)
   assert all(isinstance(found[name], float) for name in _DIFFERENCES)
+  assert measured['t_ratio']['17'] == (
+    measured['t_ms']['17'] / measured['t_ms']['1']
+  )
+  assert measured['loop_overhead_ms'] == (
+    measured['ar_round_ms'] - measured['t_ms']['1']
+  )
+  assert found['speedup'] == pytest.approx(
+    found['tokens_per_s'] / measured['ar_tokens_per_s']
+  )
   at_the_top = ('draft_ms', 'verify_ms', 'overhead_percent')
   assert all(measured[name] == found[name] for name in at_the_top)
   round_ms = sum(
@@ -267,27 +282,116 @@ def test_a_target_of_random_int8_weights(checkpoint):
     random_weights.params(model, weights='int4')
 
 
-def test_one_command_measures_an_accelerator(commands, tiny, tmp_path):
-  _, binding = tiny[0].split('=', 1)
-  call = (
-    'accelerator',
-    f'--gin_bindings={binding}',
-    "--gin_bindings=target/specsample.load.dtype = 'float32'",
-    '--gin_bindings=Benchmark.repeats = 1',
-    "--gin_bindings=Benchmark.prompt = 'Why is the sky blue?'",
-    '--parts=target',
-    '--tokens=96',
-    f'--out={tmp_path}',
+def _measure(out, *arguments, python=sys.executable, minutes=3):
+  """Runs the script for accelerators with another Python."""
+  return subprocess.run(
+    [_ROOT / 'docs' / 'accelerator.sh', out, str(minutes), *arguments],
+    env={'PYTHONPATH': str(_ROOT), **os.environ, 'PYTHON': str(python)},
+    capture_output=True,
+    text=True,
+    check=False,
   )
-  outcome = commands.run(*call)
-  assert outcome.code == 0, outcome.err
-  page = (tmp_path / 'accelerator.md').read_text()
-  assert page in outcome.out
-  assert '## Passes and the loop' in page and '| ngram | SmolLM2' in page
-  assert 'left out' not in page
+
+
+def test_one_command_measures_an_accelerator(tiny, tmp_path):
+  arguments = [
+    *('target', '96', tiny[0].split('=', 1)[1]),
+    "target/specsample.load.dtype = 'float32'",
+    'Benchmark.repeats = 1',
+    "Benchmark.prompt = 'Why is the sky blue?'",
+  ]
+  done = _measure(tmp_path, *arguments, minutes=9)
+  assert done.returncode == 0, done.stderr
+  assert re.search(r'^target, at most \d+ s$', done.stdout, re.M)
+  page = reports.Page((tmp_path / 'report.html').read_text())
+  values, methods = page.tables
+  shown = dict(values[1:])
+  assert re.match(r'1 1, 2 \d.*, 17 \d', shown['t ratio'])
+  assert {'t ms', 'loop overhead ms', 'percent of roofline'} < shown.keys()
+  assert {'speedup', 'draft ms', 'synthetic'} < {*methods[0]}
   # It is not measured again, and another setting is not mixed in.
   before = (tmp_path / 'target.log').read_bytes()
-  assert commands.run(*call).code == 0
+  assert _measure(tmp_path, *arguments).returncode == 0
   assert (tmp_path / 'target.log').read_bytes() == before
-  other = commands.run(*call, '--tokens=8')
-  assert other.code == 2 and 'differs in tokens' in other.err
+  other = _measure(tmp_path, 'target', '8')
+  assert other.returncode == 2
+  assert 'results of other code or settings' in other.stderr
+
+
+# Writes down how it was called, and an empty result unless it is to fail.
+_RECORDER = """#!{python}
+import json, os, pathlib, sys
+if sys.argv[2] == 'experiments.report':
+  sys.exit()
+out = pathlib.Path(sys.argv[-1].removeprefix('--out='))
+above = pathlib.Path('/proc', str(os.getppid()), 'cmdline').read_text()
+call = [out.name, above.split('\\0')[3], sys.argv[2:]]
+with open(out.parent / 'calls', 'a') as file:
+  file.write(json.dumps(call) + '\\n')
+if (out.parent / 'fails').exists() and out.name == 'mtp':
+  sys.exit(3)
+out.mkdir()
+(out / 'benchmark.json').write_text('')
+"""
+
+
+@pytest.fixture
+def recorder(tmp_path):
+  """A stand-in for Python that records the calls of a script."""
+  path = tmp_path / 'python'
+  path.write_text(_RECORDER.format(python=sys.executable))
+  path.chmod(0o755)
+  return path
+
+
+def _calls(out):
+  return list(map(json.loads, (out / 'calls').read_text().splitlines()))
+
+
+def test_parts_without_a_result_run_the_most_important_first(
+  recorder, tmp_path
+):
+  (tmp_path / 'fails').touch()
+  done = _measure(tmp_path, 'target|mtp|8b_int8', python=recorder)
+  assert 'mtp ended with code 3' in done.stderr
+  called = _calls(tmp_path)
+  assert [name for name, *_ in called] == ['target', 'mtp', '8b_int8']
+  # All but the last have half of the three minutes at most.
+  first, second, last = (int(seconds) for _, seconds, _ in called)
+  assert max(first, second) <= 90 < last <= 180
+  (tmp_path / 'fails').unlink()
+  _measure(tmp_path, 'target|mtp|8b_int8', python=recorder)
+  assert [name for name, *_ in _calls(tmp_path)[3:]] == ['mtp']
+
+
+def test_every_part_is_a_configuration_of_a_command(recorder, tmp_path):
+  _measure(tmp_path, '.', '8', 'Ngram.num_draft_tokens = 2', python=recorder)
+  called = _calls(tmp_path)
+  assert len(called) == 10
+  for part, _, (module, *arguments) in called:
+    assert (_ROOT / f'{module.replace(".", "/")}.py').exists()
+    file, *bindings, _ = (x.partition('=')[2] for x in arguments)
+    gin.clear_config()
+    gin.add_config_file_search_path(str(_ROOT))
+    try:
+      gin.parse_config_files_and_bindings([file], bindings)
+      assert gin.query_parameter('Ngram.num_draft_tokens') == 2
+      if part == 'prompts':
+        assert gin.query_parameter('Evaluation.max_new_tokens') == 8
+        continue
+      bound = gin.get_bindings(benchmarking.Benchmark, resolve_references=False)
+      assert bound['max_new_tokens'] == 8
+      (name,) = bound['methods']
+      assert name == part or part.startswith(('target', '8b'))
+      weights = gin.get_bindings(random_weights.params).get('weights')
+      assert weights == ('int8' if part == '8b_int8' else None)
+    finally:
+      gin.clear_config()
+
+
+def test_without_time_nothing_begins(recorder, tmp_path):
+  done = _measure(tmp_path, 'mtp|draft', python=recorder, minutes=0)
+  assert done.stdout.splitlines() == [
+    'mtp: no time was left',
+    'draft: no time was left',
+  ]

@@ -42,8 +42,8 @@ def _check_greedy(target, output):
 
 
 def test_greedy_output_is_the_targets(smollm2, gemma):
-  # `experiments.vocabularies` runs the other direction and drafts of text; here
-  # each would compile both models once more.
+  # The other direction and drafts of text would each compile both models once
+  # more; test_slem.py drafts text with smaller ones.
   draft, target = gemma, smollm2
   found = specsample.map_vocabulary(draft, target)
   assert found.kind is vocab_map.Kind.INTERSECTION

@@ -8,6 +8,7 @@ import pytest
 
 from experiments.command import environment
 import specsample
+from specsample import host
 from specsample.testing.hash_model import HashModel
 
 _VARIABLE = 'JAX_DEFAULT_MATMUL_PRECISION'
@@ -50,11 +51,11 @@ def test_the_digest_of_the_code_is_that_of_every_file(tmp_path):
   digests = []
   for path, text in ((one, 'a'), (other, 'a'), (other, 'b'), (other, 'a')):
     path.write_text(text)
-    digests.append(environment.source(tmp_path))
+    digests.append(host.source(tmp_path))
   other.rename(tmp_path / 'part' / 'renamed.py')
-  digests.append(environment.source(tmp_path))
+  digests.append(host.source(tmp_path))
   (tmp_path / 'notes.txt').write_text('no code')
-  assert environment.source(tmp_path) == digests[-1]
+  assert host.source(tmp_path) == digests[-1]
   assert digests[1] == digests[3]
   assert len(set(digests)) == 4
   assert environment.source() not in digests

@@ -1,8 +1,11 @@
-"""Adaptive methods as gin files name them, and their rounds' costs."""
+"""Adaptive methods as gin files name them, and the binding of their costs."""
 
 import json
+import pathlib
 import re
+import textwrap
 
+import gin
 import jax
 import pytest
 
@@ -13,12 +16,13 @@ from specsample import drafters
 from specsample import policies
 from specsample import testing
 
+_ROOT = pathlib.Path(__file__).parents[3]
 _K = 2
 
 
 @pytest.fixture(scope='module')
-def flags(checkpoint, tiny, tmp_path_factory):
-  """Flags for the shipped configuration with a tiny draft model."""
+def draft(checkpoint, tmp_path_factory):
+  """The folder of a tiny draft model."""
   path = tmp_path_factory.mktemp('drafter') / 'draft'
   target = specsample.load(checkpoint)
   drafter = drafters.DraftModel(
@@ -26,78 +30,72 @@ def flags(checkpoint, tiny, tmp_path_factory):
   )
   own = drafter.init_params(jax.random.key(0), target.params)
   specsample.save_drafter(path, drafter, own, target=target, card={})
-  bindings = (
-    f"draft/methods.trained.name = '{path}'",
-    f'adaptive.adaptive.num_draft_tokens = {_K}',
-    'Fastest.costs = (1.0, 1.2, 1.4)',
-    'Evaluation.max_new_tokens = 96',
-    "Evaluation.methods = {'autoregressive': @autoregressive/Method(), "
-    "'contrary': @contrary/adaptive()}",
-  )
-  return (
-    '--gin_file=configs/runs/adaptive.gin',
-    *tiny,
-    *(f'--gin_bindings={binding}' for binding in bindings),
-  )
+  return path
 
 
 @pytest.fixture(scope='module')
-def outcomes(flags, commands, tmp_path_factory):
-  """The outcomes of both commands, and the folders that they wrote."""
-  folders = [tmp_path_factory.mktemp(name) for name in ('compared', 'costs')]
-  calls = [
-    ['evaluate', *flags, '--limit=1', f'--out={folders[0]}'],
-    ['length_costs', *flags, f'--out={folders[1]}'],
+def rows(draft, tiny, commands, tmp_path_factory):
+  """The overall rows of the shipped configuration with the draft model."""
+  out = tmp_path_factory.mktemp('compared')
+  bindings = (
+    f"draft/methods.trained.name = '{draft}'",
+    f'adaptive.adaptive.num_draft_tokens = {_K}',
+    'Fastest.costs = (1.0, 1.2, 1.4)',
+    'Evaluation.max_new_tokens = 96',
+    'Evaluation.repeats = 4',
+    "Evaluation.methods = {'autoregressive': @autoregressive/Method(), "
+    "'contrary': @contrary/adaptive()}",
+  )
+  call = [
+    *('evaluate', '--gin_file=configs/runs/adaptive.gin', *tiny),
+    *(f'--gin_bindings={binding}' for binding in bindings),
+    *('--limit=1', f'--out={out}'),
   ]
-  ended = commands.run_all(calls)
-  assert [outcome.code for outcome in ended] == [0, 0], ended
-  return ended, folders
+  (outcome,) = commands.run_all([call])
+  assert outcome.code == 0, outcome
+  found = json.loads((out / 'result.json').read_text())['rows']
+  return {row['method']: row for row in found if row['category'] == 'overall'}
 
 
-def test_rounds_without_drafts_are_most_where_drafts_are_never_kept(outcomes):
-  _, (folder, _) = outcomes
-  rows = json.loads((folder / 'result.json').read_text())['rows']
-  by_name = {row['method']: row for row in rows if row['category'] == 'overall'}
-  assert by_name['contrary']['acceptance_by_position'][0] == 0
-  assert by_name['contrary']['tokens_per_round'] == 1
-  assert by_name['contrary']['drafter'] == 'adaptive'
-  assert by_name['contrary']['num_draft_tokens'] == _K
-  assert by_name['contrary']['plain_rounds'] > 0.5
-  assert by_name['contrary']['verify_ms_by_width'].keys() == {'0', '1', '2'}
+def test_rounds_without_drafts_are_most_where_drafts_are_never_kept(rows):
+  assert rows['contrary']['acceptance_by_position'][0] == 0
+  assert rows['contrary']['tokens_per_round'] == 1
+  assert rows['contrary']['drafter'] == 'adaptive'
+  assert rows['contrary']['num_draft_tokens'] == _K
+  assert rows['contrary']['plain_rounds'] > 0.5
+  assert rows['contrary']['verify_ms_by_width'].keys() == {'0', '1', '2'}
   # Its rounds differ from those whose parts are timed.
-  assert by_name['contrary']['draft_ms'] is None
-  assert by_name['contrary']['prefill_ms'] > 0
-  assert by_name['autoregressive']['verify_ms'] > 0
-  assert by_name['contrary']['predicted_speedup'] is None
-  assert by_name['contrary']['cost_ratio'] is None
-  assert by_name['contrary']['leviathan_speedup'] is None
+  assert rows['contrary']['draft_ms'] is None
+  assert rows['contrary']['prefill_ms'] > 0
+  assert rows['autoregressive']['verify_ms'] > 0
+  assert rows['contrary']['predicted_speedup'] is None
+  assert rows['contrary']['cost_ratio'] is None
+  assert rows['contrary']['leviathan_speedup'] is None
   # It is None if other work on the machine hid the time of a round.
-  predicted = by_name['autoregressive']['predicted_speedup']
+  predicted = rows['autoregressive']['predicted_speedup']
   assert predicted is None or predicted > 0
 
 
-def test_the_costs_of_all_lengths_are_printed_as_a_binding(outcomes):
-  (_, measured), (_, folder) = outcomes
-  costs = json.loads((folder / 'costs.json').read_text())['costs']
-  assert list(costs) == ['contrary']
-  assert len(costs['contrary']['ms']) == _K + 1
-  assert min(costs['contrary']['ms']) > 0
-  (binding,) = re.findall(r'policies.Fastest.costs = \((.*)\)', measured.out)
-  expected = [
-    ms / costs['contrary']['plain_ms'] for ms in costs['contrary']['ms']
-  ]
-  found = [float(cost) for cost in binding.split(',')]
-  assert found == pytest.approx(expected, abs=1e-3)
-
-
-def test_costs_of_no_adaptive_method_are_refused(
-  tiny_evaluate, commands, tmp_path
+def test_the_page_prints_the_costs_as_a_binding(
+  draft, checkpoint, capsys, monkeypatch, tmp_path
 ):
-  call = ['length_costs', *tiny_evaluate, f'--out={tmp_path / "out"}']
-  (outcome,) = commands.run_all([call])
-  assert outcome.code == 2
-  assert 'is adaptive: give one made by adaptive.adaptive' in outcome.err
-  assert not (tmp_path / 'out').exists()
+  monkeypatch.setenv('SPECSAMPLE_CACHE', str(tmp_path))
+  page = (_ROOT / 'docs' / 'adaptive.md').read_text('utf-8')
+  blocks = re.findall(r'(?:^(?: {4}.*)?\n)+', page, re.MULTILINE)
+  (example,) = (x for x in blocks if 'policies.Fastest.costs' in x)
+  code = textwrap.dedent(example).strip()
+  assert len(code.splitlines()) <= 10
+  for name, path in (
+    ('smollm2-135m-instruct/draft', draft),
+    ('smollm2-135m-instruct', checkpoint),
+  ):
+    code = code.replace(f"'{name}'", f"'{path}'")
+  exec(compile(code, 'docs/adaptive.md', 'exec'), {})
+  (line,) = capsys.readouterr().out.splitlines()
+  gin.parse_config(line)
+  costs = gin.query_parameter('policies.Fastest.costs')
+  gin.clear_config()
+  assert len(costs) == 4 + 1 and min(costs) > 0
 
 
 def test_contrary_negates_the_logits_and_is_of_a_draft_model(checkpoint):
@@ -142,15 +140,3 @@ def test_policies_stay_when_the_method_is_fitted_to_a_batch():
   fitted = methods.of_batch(made, 3).drafter
   assert fitted.policies == (policies.Fixed(1),)
   assert fitted.widths == (0, 1, 2, 3)
-
-
-def test_settings_that_cannot_be_decoded_are_one_line(
-  flags, commands, tmp_path
-):
-  bad = '--gin_bindings=Sampling.top_p = 1.5'
-  call = ['length_costs', *flags, bad, f'--out={tmp_path / "out"}']
-  (outcome,) = commands.run_all([call])
-  assert outcome.code == 2
-  (line,) = outcome.err.splitlines()
-  assert 'top_p is 1.5' in line
-  assert not (tmp_path / 'out').exists()

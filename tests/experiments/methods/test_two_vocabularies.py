@@ -1,8 +1,8 @@
 """A draft model of another vocabulary, as the configurations set it up."""
 
-import dataclasses
-import json
 import pathlib
+import re
+import textwrap
 
 import gin
 import jax
@@ -11,9 +11,6 @@ import pytest
 import tokenizers
 
 from experiments import methods
-from experiments.command import progress
-from experiments.evaluation import evaluation as evaluation_lib
-from experiments.evaluation import two_vocabularies
 import specsample
 from specsample import testing
 from specsample import text
@@ -46,6 +43,10 @@ def test_the_method_drafts_for_its_target():
   draft = _loaded(['x', 'd', 'b', 'a', 'y'], noise=0.5)
   method = methods.tli(draft, target, num_draft_tokens=2)
   assert method.params['draft_ids'].tolist() == [3, 2, -1, 1]
+  assert method.note == (
+    'tli: intersection: 3 tokens are shared, of 5 in the draft model and 4 in '
+    'the target'
+  )
   testing.assert_greedy_equal(
     methods.all_params(target, method),
     np.asarray([[0, 2, 3], [1, 0, 0]]),
@@ -62,48 +63,25 @@ def test_the_method_drafts_for_its_target():
   )
 
 
-def test_both_ways_are_compared_with_the_target_alone(tmp_path):
+def test_the_page_drafts_shared_tokens_and_text(capsys):
   target = _loaded(['a', 'b', 'c', 'd'])
-  evaluation = evaluation_lib.Evaluation(
-    target=target,
-    methods={'autoregressive': methods.Method(specsample.drafters.NoDraft())},
-    max_new_tokens=6,
-    chat=False,
-  )
-  comparison = two_vocabularies.Comparison(
-    evaluation=evaluation,
-    draft=_loaded(['x', 'd', 'b', 'a', 'y'], noise=0.5),
-    num_draft_tokens=2,
-  )
-  tokens = [[0, 2, 3], [1]]
-  comparison.check(tokens)
-  rows = list(two_vocabularies.rows(comparison, tokens, progress.bar))
-  assert [row.way for row in rows] == ['TLI', 'SLEM']
-  for row in rows:
-    assert row.tokens == 12 and row.equals_target
-    assert row.tokens_per_round == row.tokens / row.rounds
-    assert 0 <= row.plain_rounds < 1
-  two_vocabularies.write(tmp_path, comparison.shared, rows)
-  written = json.loads((tmp_path / 'vocabularies.json').read_text())
-  sizes = {'kind': 'intersection', 'shared': 3}
-  assert written['vocabularies'] == sizes | {
-    'of_draft_model': 5,
-    'of_target': 4,
+  draft = _loaded(['x', 'd', 'b', 'a', 'y'], noise=0.5)
+  names = {
+    **{'jax': jax, 'specsample': specsample, 'target': target, 'draft': draft},
+    'found': specsample.map_vocabulary(draft, target),
   }
-  assert written['rows'][0] == dataclasses.asdict(rows[0])
-  assert {'hardware', 'git_commit', 'command'} < written.keys()
-  first, tli, _ = two_vocabularies.lines(comparison.shared, rows)
-  assert first.startswith('intersection: 3 tokens are shared, of 5 in')
-  assert tli.startswith(f'TLI: {rows[0].tokens_per_round:.2f} tokens per round')
-  too_long = [[0] * target.model.max_length]
-  with pytest.raises(
-    ValueError, match=r'leaves no room for new tokens in .*: shorten it'
-  ):
-    comparison.check(too_long)
+  page = (_ROOT / 'docs' / 'vocabularies.md').read_text('utf-8')
+  blocks = re.findall(r'(?:^(?: {4}.*)?\n)+', page, re.MULTILINE)
+  for call in ('drafters.TLI(', 'slem.generate('):
+    (example,) = (block for block in blocks if call in block)
+    exec(compile(textwrap.dedent(example), call, 'exec'), names)
+    assert names['output'].lengths.tolist() == [64]
+  tokens_per_round = float(capsys.readouterr().out.split()[0])
+  assert tokens_per_round == 64 / names['stats'].rounds
 
 
 def test_the_configuration_names_the_pair():
-  gin.parse_config_file('configs/runs/evaluate_tli.gin')
+  gin.parse_config_file('configs/runs/vocabularies.gin')
   name = 'specsample.load.name_or_path'
   assert gin.query_parameter(f'other_vocabulary/{name}') == 'gemma-3-270m'
   assert gin.query_parameter(f'target/{name}') == 'smollm2-135m-instruct'
