@@ -149,6 +149,8 @@ def _run(part, journal):
       work = evaluation_lib.turn_units(evaluation, prompts, turn, journal)
       later.append(turn)
     units_lib.run([*work, *scores], journal, progress.bar)
+    for method in evaluation_lib.learning_methods(evaluation, journal).values():
+      units_lib.run([method.saving()], journal, progress.bar)
   except KeyboardInterrupt:
     if journal is not None:
       _show_so_far(part, journal)

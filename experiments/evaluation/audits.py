@@ -266,8 +266,11 @@ def _sampling(evaluation, num_rows, row) -> sampling_lib.Sampling:
 def _starts(evaluation, rows, row, parting) -> list[int]:
   """Returns where the method's rounds began, up to the difference.
 
-  Decodes the batch again; returns an empty list if that gives another output.
+  Decodes the batch again; returns an empty list if that gives another output,
+  or if the method drafted with weights that it has learned.
   """
+  if parting.method in evaluation.online_learners:
+    return []
   # Greedy rows draw nothing, whatever their request ids.
   output = evaluation.generate(
     evaluation.methods[parting.method], rows, range(len(rows))

@@ -10,6 +10,7 @@ import rich.text
 from experiments import methods as methods_lib
 from experiments.command import environment
 from experiments.evaluation import audits
+from experiments.evaluation import learning
 from experiments.evaluation import papers
 from experiments.evaluation import plots
 from experiments.evaluation import row_tables
@@ -61,6 +62,13 @@ def write_rows(
       for found in table.divergences
     ],
   }
+  windows = [
+    {'part': table.part} | window
+    for table in tables
+    for window in table.windows
+  ]
+  if windows:
+    result['windows'] = windows
   if paper is not None and paper.source:
     compared = papers.compare(paper, tables)
     result['paper'] = {
@@ -169,6 +177,9 @@ def _show(table: table_lib.Table) -> None:
     shown.print(row_tables.scores(overall))
   for detail in task_lines(table):
     shown.print(detail)
+  if table.windows:
+    shown.print('Drafts in the whole run and in parts of it\n')
+    shown.print(learning.table(table.windows))
   if methods_lib.BASELINE not in table.generations:
     shown.print(
       f'no method is called {methods_lib.BASELINE}, so there is nothing to '

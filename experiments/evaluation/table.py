@@ -11,6 +11,7 @@ from experiments.command import journal as journal_lib
 from experiments.evaluation import audits
 from experiments.evaluation import conversations
 from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import learning
 from experiments.evaluation import predicted_speedup
 from experiments.evaluation import round_parts as parts_lib
 from experiments.evaluation import scoring
@@ -56,6 +57,8 @@ class Table:
   # The audits of greedy outputs that differ from the baseline's.
   divergences: Sequence[dict[str, Any]] = ()
   provenance: source_lib.Provenance | None = None  # of the task's data set
+  # The acceptance in parts of the run, if a method learns; see `learning`.
+  windows: Sequence[dict[str, Any]] = ()
 
   @classmethod
   def of(
@@ -73,14 +76,18 @@ class Table:
     """
     calls = [(call, 0) for call in range(evaluation.num_calls(num_prompts))]
     calls += conversations.decoded_later(evaluation, journal)
+    batches = {
+      name: [journal[turns.key(name, call, turn)] for call, turn in calls]
+      for name in evaluation.methods
+    }
     return cls(
       evaluation,
       benchmark,
       generations={
         name: [
           rows_lib.Generation.from_json(record)
-          for call, turn in calls
-          for record in journal[turns.key(name, call, turn)]['generations']
+          for batch in batches[name]
+          for record in batch['generations']
           if record['sample'] < evaluation.samples
         ]
         for name in evaluation.methods
@@ -101,6 +108,9 @@ class Table:
       part=part,
       divergences=journal.of(audits.KIND),
       provenance=provenance,
+      windows=learning.windows(
+        evaluation.methods, evaluation.online_learners, batches
+      ),
     )
 
   @functools.cached_property

@@ -14,7 +14,7 @@ GENERATION = 'generate.json'
 _OTHERS = (
   GENERATION,
   *('trees.json', 'benchmark.json', 'throughput.json'),
-  *('online.json', 'costs.json', 'certificate.json'),
+  *('costs.json', 'certificate.json'),
   'vocabularies.json',
 )
 
