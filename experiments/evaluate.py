@@ -137,6 +137,8 @@ def _run(part, journal):
       later.append(turn)
     before, after = (refilled.units(evaluation, tokens, i) for i in range(2))
     units_lib.run([*before, *work, *after, *scores], journal, progress.bar)
+    for method in evaluation_lib.learning_methods(evaluation, journal).values():
+      units_lib.run([method.saving()], journal, progress.bar)
   except KeyboardInterrupt:
     if journal is not None:
       _show_so_far(part, journal)

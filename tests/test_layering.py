@@ -66,8 +66,9 @@ _FLOORS = (
   ('methods',),
   ('certificate', 'decoding', 'tpu'),
   ('inspection', 'tasks', 'timing', 'training_data'),
-  ('evaluation', 'training'),
-  ('html_report', 'online_learning', 'trees'),
+  ('training',),
+  ('evaluation',),
+  ('html_report', 'trees'),
 )
 # All modules but `sharding` name an array's axes, not where they are.
 _OF_A_MESH = ('PartitionSpec', 'NamedSharding', 'shard_map')

@@ -338,7 +338,6 @@ NIGHTS = (
   Night(f'{_TRAIN}a_mesh_gives_the_same_curve'),
   Night(f'{_TRAIN}a_full_disk_leaves_the_last_checkpoint'),
   Night('experiments/test_make_data.py::test_a_full_disk*[True]'),
-  Night('experiments/test_online.py::test_updates_that_come_to_no_number*'),
   Night(
     'training/test_heads.py::test_losses_fall_and_drafts_are_kept*',
     but=('*[hybrid]',),

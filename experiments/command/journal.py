@@ -100,7 +100,11 @@ def shared(
 
 
 class Journal:
-  """The finished units of a run, each with its own key."""
+  """The finished units of a run, each with its own key.
+
+  Attributes:
+    folder: holds it, and what a run keeps beside it; None stores nothing.
+  """
 
   def __init__(
     self,
@@ -120,6 +124,7 @@ class Journal:
       ValueError: if the journal there is damaged, belongs to another run or,
         unless it is in a bucket, is in use.
     """
+    self.folder = folder
     self._store: _Store
     if folder is None:
       self._store = _Nothing()

@@ -275,8 +275,11 @@ def _sampling(evaluation, num_rows, row) -> sampling_lib.Sampling:
 def _starts(evaluation, rows, ids, row, parting) -> list[int]:
   """Returns where the method's rounds began, up to the difference.
 
-  Decodes the batch again; returns an empty list if that gives another output.
+  Decodes the batch again; returns an empty list if that gives another output,
+  or if the method drafted with weights that it has learned.
   """
+  if parting.method in evaluation.online_learners:
+    return []
   # Request ids matter for limits only: greedy rows draw nothing.
   output = evaluation.generate(evaluation.methods[parting.method], rows, ids)
   count = len(parting.common) + 1

@@ -59,11 +59,15 @@ class Carried:
       )
     return untaught if self.known is None else self.known
 
-  def learn(self, state: specsample.types.DecodeState) -> None:
-    """Stores what the policies know at the end of a batch."""
+  def learn(
+    self, state: specsample.types.DecodeState
+  ) -> dict[str, list[Sequence[float]]]:
+    """Keeps what the policies know after a batch.
+
+    Returns:
+      The same for the journal's record of the batch, as lists.
+    """
     drafter: Any = self.method.drafter
     self.known = drafter.learned(state.draft)
-
-  def to_json(self) -> list[Sequence[float]]:
-    """Returns what the policies know, as lists for the journal."""
-    return [np.asarray(x).tolist() for x in jax.tree.leaves(self.known)]
+    leaves = jax.tree.leaves(self.known)
+    return {'policies': [np.asarray(x).tolist() for x in leaves]}

@@ -1,6 +1,6 @@
 """The evaluation of methods over prompts: decoding, timing, the journal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -21,6 +21,7 @@ from experiments.decoding import prompts as prompts_lib
 from experiments.decoding import setup as setup_lib
 from experiments.decoding import warm_up as warm_up_lib
 from experiments.evaluation import carried_policies as carried_lib
+from experiments.evaluation import learning as learning_lib
 from experiments.evaluation import round_parts
 from experiments.evaluation import turns as turns_lib
 from experiments.reporting import result_file
@@ -33,6 +34,7 @@ from specsample import checks
 from specsample import types
 from specsample.loop import step
 from specsample.models import fingerprint
+from specsample.training import online
 
 # The journal's keys: (MEMORY, i), (round_parts.KIND, method, call) and those of
 # `turns.key`, where a call decodes one sample of one batch.
@@ -75,6 +77,9 @@ class Evaluation:
   # Whether all prompts are also decoded in `batch_size` rows that are refilled
   # as soon as they are done: see `refilled`.
   refill: bool = False
+  # Makes the learner of each method that learns while it drafts, by its name in
+  # `methods`: {'draft, learning': @learning.learner}.
+  learners: Mapping[str, Callable[..., online.Learner]] | None = None
   # How often the parts of a round are timed. 0 skips the timing, which saves
   # time, but then nothing is predicted. None is `REPEATS` or, for fewer than
   # `FEWEST_TO_TIME` prompts, which the timing would outlast, 0.
@@ -96,6 +101,16 @@ class Evaluation:
         f'Evaluation.answer_limits is {self.answer_limits}: give numbers from '
         f'1 to Evaluation.max_new_tokens, which is {self.max_new_tokens}'
       )
+    for name, value in (
+      ('refill', self.refill),
+      ('answer_limits', self.answer_limits),
+    ):
+      if value and self.learners:
+        raise ValueError(
+          f'Evaluation.{name} is {value}, but Evaluation.learners makes '
+          f'{", ".join(self.learners)} learn, which decodes static batches of '
+          'max_new_tokens: leave one of them out'
+        )
     if self.refill and self.carry_policies:
       raise ValueError(
         'Evaluation.refill and Evaluation.carry_policies are both True, but '
@@ -113,6 +128,7 @@ class Evaluation:
         f'but there are {jax.process_count()}: bind it to False, after '
         'configs/runs/quickstart.gin for one'
       )
+    self.online_learners  # noqa: B018 (says what is wrong with its settings)
     for name, what in (('limit', 'prompts'), ('max_turns', 'turns')):
       value = getattr(self, name)
       if not (value is None or checks.is_count(value)):
@@ -120,6 +136,13 @@ class Evaluation:
           f'Evaluation.{name} is {value}: give at least 1, or None for all '
           f'{what}'
         )
+
+  @functools.cached_property
+  def online_learners(self) -> dict[str, online.Learner]:
+    """The learner of each method that learns, by the method's name."""
+    return learning_lib.learners(
+      self.learners or {}, self.methods, self.samples
+    )
 
   def encode(self, path: str, prompt: prompts_lib.Prompt) -> list[int]:
     """Returns the tokens of the prompt, or of a conversation's first turn.
@@ -278,13 +301,27 @@ class Evaluation:
     )
 
 
+def learning_methods(
+  evaluation: Evaluation, journal: journal_lib.Journal | None
+) -> dict[str, learning_lib.Learning]:
+  """Returns the methods that learn, with what they learned in a run so far."""
+  return {
+    name: learning_lib.Learning(
+      name, evaluation.setup(evaluation.methods[name]), learner, journal
+    )
+    for name, learner in evaluation.online_learners.items()
+    if journal is not None
+  }
+
+
 def refuse_unused(evaluation: Evaluation, *names: str) -> None:
   """Refuses settings that only `evaluate` reads, and those named.
 
   Raises:
-    ValueError: `task`, `limit`, `max_turns` or one of `names` is set.
+    ValueError: `task`, `limit`, `max_turns`, `learners` or one of `names` is
+      set.
   """
-  unused = ('task', 'limit', 'max_turns', *names)
+  unused = ('task', 'limit', 'max_turns', 'learners', *names)
   for field in dataclasses.fields(evaluation):
     value = getattr(evaluation, field.name)
     if field.name in unused and value != field.default:
@@ -384,6 +421,8 @@ def units(
       continue
     typical = evaluation.typical(tokens, next(lengths))
     for name, method in evaluation.methods.items():
+      if name in evaluation.online_learners:
+        continue  # the parts of its rounds have no time for updates
       measured = functools.partial(
         round_parts.measure,
         evaluation.setup(method),
@@ -417,6 +456,7 @@ def _calls(
     for name, method in evaluation.methods.items()
     if evaluation.carry_policies
   }
+  learning = learning_methods(evaluation, journal)
   before = None
   if turn.number:
     there = len(turns_lib.having(prompts, turn.number - 1))
@@ -432,6 +472,10 @@ def _calls(
       rows = [turn.tokens[name, sample][j] for j in batch]
       padded, _ = setup_lib.padded(rows, evaluation.least_width)
       run = functools.partial(evaluation.decode, method, rows, ids, sample)
+      warm_up = functools.partial(evaluation.warm_up, method, rows, ids)
+      if name in learning:
+        run = functools.partial(learning[name].decode, rows, ids)
+        warm_up = functools.partial(learning[name].warm_up, rows, ids)
       unit = units_lib.Unit(
         label(numbers, len(prompts), name)
         + (f', turn {turn.number + 1}' if turn.number else '')
@@ -440,7 +484,7 @@ def _calls(
         functools.partial(
           _generations,
           run,
-          carried.get(name),
+          learning.get(name) or carried.get(name),
           turns_lib.key(name, *before) if before else None,
           [
             {
@@ -458,7 +502,7 @@ def _calls(
         ),
         # Limits size the caches.
         program=(name, padded.shape, max(evaluation.limits(ids))),
-        warm_up=functools.partial(evaluation.warm_up, method, rows, ids),
+        warm_up=warm_up,
       )
       units.append(unit)
     yield units
@@ -470,8 +514,8 @@ def _memory_bandwidth():
 
 
 def _generations(run, carried, key_before, described):
-  policies = carried.before(key_before) if carried else None
-  (output, state), seconds = clock.seconds(run, policies=policies)
+  known = carried.before(key_before) if carried else None
+  (output, after), seconds = clock.seconds(run, known)
   output = jax.tree.map(np.asarray, output)
   lengths = output.lengths.tolist()
   shares = clock.by_tokens(seconds, lengths)
@@ -490,7 +534,5 @@ def _generations(run, carried, key_before, described):
       emit_rounds=output.emit_round[i, :length].tolist(),
     )
     generations.append(generation.to_json())
-  if carried is None:
-    return {'generations': generations}
-  carried.learn(state)
-  return {'generations': generations, 'policies': carried.to_json()}
+  kept = carried.learn(after) if carried else {}
+  return {'generations': generations, **kept}

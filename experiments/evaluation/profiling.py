@@ -18,9 +18,14 @@ def check(folder: str, evaluation: evaluation_lib.Evaluation) -> pathlib.Path:
   """Creates the folder of --profile_dir, and returns it.
 
   Raises:
-    ValueError: the folder cannot be written on this machine, or the name of a
-      method cannot be the name of a folder.
+    ValueError: the folder cannot be written on this machine, the name of a
+      method cannot be the name of a folder, or a method learns.
   """
+  if evaluation.learners:
+    raise ValueError(
+      f'--profile_dir={folder}: methods that learn, as '
+      f'{", ".join(evaluation.learners)}, cannot be profiled: leave them out'
+    )
   path = files.at(folder)
   if files.is_remote(path):
     raise ValueError(

@@ -9,6 +9,7 @@ import rich.text
 
 from experiments import methods as methods_lib
 from experiments.evaluation import audits
+from experiments.evaluation import learning
 from experiments.evaluation import papers
 from experiments.evaluation import plots
 from experiments.evaluation import suite
@@ -59,6 +60,13 @@ def write_rows(
       for found in table.divergences
     ],
   }
+  windows = [
+    {'part': table.part} | window
+    for table in tables
+    for window in table.windows
+  ]
+  if windows:
+    result['windows'] = windows
   if paper is not None and paper.source:
     result['paper'] = papers.to_json(paper, tables)
   result_file.write(out / 'result.json', result)
@@ -125,6 +133,9 @@ def _show(table: table_lib.Table) -> None:
     shown.print(part)
   for detail in task_lines(table):
     shown.print(detail)
+  if table.windows:
+    shown.print('Drafts in the whole run and in parts of it\n')
+    shown.print(learning.table(table.windows))
   if methods_lib.BASELINE not in table.generations:
     shown.print(
       f'no method is called {methods_lib.BASELINE}, so there is nothing to '

@@ -11,6 +11,7 @@ from experiments.command import journal as journal_lib
 from experiments.evaluation import audits
 from experiments.evaluation import conversations
 from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import learning
 from experiments.evaluation import predicted_speedup
 from experiments.evaluation import refilled
 from experiments.evaluation import round_parts as parts_lib
@@ -61,6 +62,8 @@ class Table:
   refilled: dict[str, list[dict[str, Any]]] = dataclasses.field(
     default_factory=dict
   )
+  # The acceptance in parts of the run, if a method learns; see `learning`.
+  windows: Sequence[dict[str, Any]] = ()
 
   @classmethod
   def of(
@@ -78,14 +81,18 @@ class Table:
     """
     calls = [(call, 0) for call in range(evaluation.num_calls(num_prompts))]
     calls += conversations.decoded_later(evaluation, journal)
+    batches = {
+      name: [journal[turns.key(name, call, turn)] for call, turn in calls]
+      for name in evaluation.methods
+    }
     return cls(
       evaluation,
       benchmark,
       generations={
         name: [
           rows_lib.Generation.from_json(record)
-          for call, turn in calls
-          for record in journal[turns.key(name, call, turn)]['generations']
+          for batch in batches[name]
+          for record in batch['generations']
           if record['sample'] < evaluation.samples
         ]
         for name in evaluation.methods
@@ -111,6 +118,9 @@ class Table:
         for name in evaluation.methods
         if evaluation.refill
       },
+      windows=learning.windows(
+        evaluation.methods, evaluation.online_learners, batches
+      ),
     )
 
   @functools.cached_property

@@ -1,1 +1,0 @@
-"""A server of prompts whose drafter learns from its rejected drafts."""

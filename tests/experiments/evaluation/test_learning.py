@@ -1,0 +1,263 @@
+"""Methods that learn while they draft: their weights, and what a kill costs."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors
+
+from experiments import methods
+from experiments.command import journal as journal_lib
+from experiments.decoding import prompts as prompts_lib
+from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import learning
+from experiments.evaluation import profiling
+from experiments.evaluation import table as table_lib
+import specsample
+from specsample import drafters
+from specsample import verify
+from specsample.training import draft
+from specsample.training import heads
+from specsample.training import online
+
+_TEXTS = [f'Is {i} an even number?' for i in range(24)]
+_PROMPTS = [
+  prompts_lib.Prompt(str(i), '', text, i) for i, text in enumerate(_TEXTS)
+]
+_BATCHES = 6
+_LEARNER = functools.partial(
+  learning.learner,
+  objective=functools.partial(
+    draft.DraftObjective, token_weight=0.0, teacher_weight=1.0
+  ),
+  learning_rate=0.01,
+  rounds=8,
+  window=48,
+)
+
+
+@pytest.fixture(scope='module')
+def evaluation(checkpoint):
+  target = specsample.load(checkpoint)
+  drafter = drafters.DraftModel(
+    model=target.model, num_draft_tokens=2, layers=(1,)
+  )
+  own = drafter.init_params(jax.random.key(0), target.params)
+  return evaluation_lib.Evaluation(
+    target=target,
+    methods={
+      'autoregressive': methods.Method(drafters.NoDraft()),
+      'fixed': methods.Method(drafter, params=own),
+      'learning': methods.Method(drafter, params=own),
+    },
+    learners={'learning': _LEARNER},
+    max_new_tokens=32,
+    batch_size=4,
+    least_width=32,
+    repeats=0,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """The table of a finished run, its journal's records, and what it learned."""
+
+  table: table_lib.Table
+  steps: list[dict]
+  weights: dict
+
+
+def _run(evaluation, out, kill_after=None):
+  """Does what is missing; stops before the journal has unit `kill_after`."""
+  out.mkdir(exist_ok=True)
+  journal = journal_lib.Journal(out, {})
+  for i in range(2):  # takes seconds to measure
+    if (evaluation_lib.MEMORY, i) not in journal:
+      journal.add((evaluation_lib.MEMORY, i), {'bytes_per_second': 1e9})
+  tokens = [evaluation.encode('', prompt) for prompt in _PROMPTS]
+  for unit in evaluation_lib.units(
+    evaluation, _PROMPTS, tokens, journal=journal
+  ):
+    if unit.key in journal:
+      continue
+    value = unit.run()
+    if unit.key == kill_after:
+      journal.close()
+      return None
+    journal.add(unit.key, value)
+  saved = {}
+  for name, method in evaluation_lib.learning_methods(
+    evaluation, journal
+  ).items():
+    method.saving().run()
+    saved[name] = method.folder / 'drafter'
+  records = journal.of('generation', 'learning')
+  journal.close()
+  return Run(
+    table_lib.Table.of(evaluation, '', len(_PROMPTS), journal),
+    [{x: one[x] for x in ('step', 'updates', 'undone')} for one in records],
+    safetensors.load_file(saved['learning'] / 'drafter.safetensors'),
+  )
+
+
+@pytest.fixture(scope='module')
+def whole(evaluation, tmp_path_factory):
+  return _run(evaluation, tmp_path_factory.mktemp('whole'))
+
+
+def _tokens(run, method):
+  return [one.tokens for one in run.table.generations[method]]
+
+
+def test_acceptance_rises_and_no_output_changes(evaluation, whole):
+  assert _tokens(whole, 'learning') == _tokens(whole, 'autoregressive')
+  windows = {
+    (row['method'], row['batches']): row for row in whole.table.windows
+  }
+  assert len(windows) == 2 * (1 + _BATCHES)
+  last = {name: windows[name, '6 to 6'] for name in ('fixed', 'learning')}
+  assert last['learning']['acceptance'] > last['fixed']['acceptance']
+  ratio = last['learning']['acceptance'] / last['fixed']['acceptance']
+  assert last['learning']['acceptance_over_fixed'] == pytest.approx(ratio)
+  everything = windows['learning', '1 to 6']
+  low, high = everything['acceptance_over_fixed_ci95']
+  assert low < everything['acceptance_over_fixed'] < high
+  assert everything['tokens'] == len(_PROMPTS) * evaluation.max_new_tokens
+  assert everything['updates'] == sum(x['updates'] for x in whole.steps)
+  assert everything['undone'] == windows['fixed', '1 to 6']['updates'] == 0
+  before = evaluation.methods['learning'].params
+  found = [np.asarray(x, 'f') for x in jax.tree.leaves(before)]
+  assert not any(
+    np.array_equal(x, y)
+    for x in whole.weights.values()
+    for y in found
+    if x.ndim > 1
+  )
+
+
+def test_a_kill_loses_nothing_that_was_learned(evaluation, whole, tmp_path):
+  # Without its journal a run begins anew, whatever it had learned.
+  _run(evaluation, tmp_path, ('generation', 'learning', 2))
+  (tmp_path / 'journal.jsonl').unlink()
+  for call in (0, 2):  # each time after the checkpoint, before the journal
+    _run(evaluation, tmp_path, ('generation', 'learning', call))
+  resumed = _run(evaluation, tmp_path)
+  assert resumed.steps == whole.steps
+  for method in evaluation.methods:
+    assert _tokens(resumed, method) == _tokens(whole, method)
+  assert resumed.table.windows == whole.table.windows
+  assert resumed.weights.keys() == whole.weights.keys()
+  for name, expected in whole.weights.items():
+    np.testing.assert_array_equal(resumed.weights[name], expected)
+
+
+def test_nothing_is_compiled_while_it_is_timed(
+  evaluation, tmp_path, num_compiled
+):
+  evaluation = dataclasses.replace(evaluation, max_new_tokens=70)
+  journal = journal_lib.Journal(tmp_path, {})
+  tokens = [evaluation.encode('', prompt) for prompt in _PROMPTS]
+  work = evaluation_lib.units(evaluation, _PROMPTS, tokens, journal=journal)
+  first = next(x for x in work if x.key == ('generation', 'learning', 0))
+  count = lambda: [*num_compiled(), online._learn._cache_size()]
+  before = count()
+  first.warm_up()
+  warm = count()
+  assert all(x < y for x, y in zip(before[:3], warm[:3], strict=True))
+  assert before[-1] < warm[-1]
+  first.run()
+  assert count() == warm
+
+
+def test_updates_that_come_to_no_number_are_undone(evaluation, tmp_path):
+  diverging = functools.partial(_LEARNER, learning_rate=1e30)
+  two = {name: evaluation.methods[name] for name in ('fixed', 'learning')}
+  diverging = dataclasses.replace(
+    evaluation, methods=two, learners={'learning': diverging}
+  )
+  run = _run(diverging, tmp_path)
+  assert all(one['undone'] == one['updates'] > 0 for one in run.steps)
+  own, fixed = (
+    [one.stats for one in run.table.generations[name]]
+    for name in ('learning', 'fixed')
+  )
+  assert own == fixed  # it drafts as it did before
+
+
+def _refused(evaluation, message, **settings):
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(evaluation, **settings)
+
+
+def test_what_cannot_learn_is_refused(evaluation):
+  with pytest.raises(ValueError, match='learning, cannot be profiled'):
+    profiling.check('profile', evaluation)
+  model, fixed = evaluation.target.model, evaluation.methods['fixed']
+  ngram = drafters.Ngram(num_draft_tokens=2)
+  chain = drafters.Chain(model=model, num_draft_tokens=2)
+  medusa = drafters.Medusa(model=model, num_draft_tokens=2)
+  certified = dataclasses.replace(fixed, verify=verify.Certified())
+  for method, message in (
+    (methods.Method(ngram), 'drafter that learns is of type Ngram'),
+    (methods.Method(chain), 'is of type Chain: give one that specsample.save'),
+    (methods.Method(medusa), 'DraftObjective trains a DraftModel'),
+    (certified, "'learning', but its rule is Certified"),
+  ):
+    _refused(evaluation, message, methods={'learning': method})
+  _refused(evaluation, 'no method has this name', methods={'fixed': fixed})
+  _refused(
+    evaluation,
+    'num_seeds is 2: give 1',
+    num_seeds=2,
+    sampling=specsample.Sampling(temperature=1.0),
+  )
+  for settings, message in (
+    ({'rounds': 0}, 'rounds is 0: give an integer of at least 1'),
+    ({'learning_rate': -1.0}, 'learner.learning_rate is -1.0'),
+  ):
+    learners = {'learning': functools.partial(_LEARNER, **settings)}
+    _refused(evaluation, message, learners=learners)
+
+
+def test_a_drafter_learns_by_its_own_objective(evaluation):
+  drafter = drafters.Medusa(model=evaluation.target.model, num_draft_tokens=2)
+  objective = functools.partial(heads.HeadsObjective, teacher_weight=0.5)
+  found = learning.learner(drafter, objective=objective)
+  assert found.objective == objective(drafter=drafter)
+  assert found.drafter.drafter == drafter
+
+
+def test_the_command_learns_as_its_configuration_says(
+  evaluation, tiny, commands, tmp_path
+):
+  method = evaluation.methods['fixed']
+  specsample.save_drafter(
+    tmp_path / 'draft',
+    *(method.drafter, method.params),
+    target=evaluation.target,
+    card={},
+  )
+  (tmp_path / 'prompts.txt').write_text('\n'.join(_TEXTS[:4]))
+  outcome = commands.run(
+    'evaluate',
+    '--gin_file=configs/runs/online.gin',
+    *tiny,
+    f"--gin_bindings=draft/methods.trained.name = '{tmp_path / 'draft'}'",
+    '--gin_bindings=Evaluation.max_new_tokens = 16',
+    '--gin_bindings=Evaluation.batch_size = 2',
+    '--gin_bindings=Evaluation.least_width = 32',
+    f'--prompts={tmp_path / "prompts.txt"}',
+    f'--out={tmp_path / "out"}',
+  )
+  assert outcome.code == 0, outcome.err
+  result = json.loads((tmp_path / 'out' / 'result.json').read_text())
+  names = [row['method'] for row in result['windows']]
+  assert names == 3 * ['fixed'] + 3 * ['learning']
+  assert 'learning: every output equals autoregressive' in outcome.out
+  assert 'acceptance' in outcome.out.partition('in the whole run')[2]
+  folder = tmp_path / 'out' / 'learned' / 'learning' / 'drafter'
+  found = specsample.load_drafter(folder, target=evaluation.target)
+  assert found.card['updates'] == result['windows'][3]['updates'] > 0
