@@ -10,6 +10,11 @@ The journal there lets the same command resume after an interruption.
 `python -m experiments.report` makes a page of these files (docs/report.md).
 For many devices and hosts, see docs/pods.md. Greedy outputs that differ from
 the baseline's are audited (docs/divergence.md).
+
+Configurations for other questions, by --gin_file=configs/runs/NAME.gin:
+throughput refills the rows of a batch, online has drafters that learn while
+they draft, vocabularies has a draft model with other tokens, trees compares
+chains and trees, and all has every method.
 """
 
 # Only the wiring is here: experiments/evaluation/ decodes, measures and makes

@@ -255,7 +255,7 @@ def test_terminal_gets_the_table_and_the_comparison(run):
   # A warm-up per method; then two copies and, for each method and question, an
   # answer and the parts of its rounds.
   counts = (len(_METHODS), 2 + 2 * len(_METHODS) * len(_QUESTIONS))
-  expected = [f'[{i}/{n}]' for n in counts for i in range(1, n + 1)]
+  expected = [f'{i}/{n},' for n in counts for i in range(n)]
   assert [step.split()[0] for step in steps] == expected
 
 
