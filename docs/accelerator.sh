@@ -11,7 +11,7 @@ set -euo pipefail && trap 'exit 130' INT
 dir=$(realpath -m "$1") minutes=${2:-10} names=${3:-.} most="max_new_tokens = ${4:-128}"
 bindings=("${@:5}") python=${PYTHON:-.venv/bin/python} todo=()
 cd "$(dirname "${BASH_SOURCE[0]}")/.." && mkdir -p "$dir"
-settings="$(git rev-parse HEAD; git status --porcelain -uno) $most ${bindings[*]}"
+settings="$(git rev-parse HEAD; git status --porcelain -uno || true) $most ${bindings[*]}"
 [[ -e $dir/settings ]] || echo "$settings" > "$dir/settings"
 [[ $(< "$dir/settings") == "$settings" ]] || {
   echo "$dir has results of other code or settings: give another folder" >&2 && exit 2
