@@ -91,8 +91,6 @@ measure online online --prompts="$humaneval"
 # docs/log.md: passes of the target, a lattice's trees, and another library
 measure benchmark benchmark --gin_file=configs/runs/lattice.gin \
   "$(bind 'Benchmark.turns = 4')" "$(bind 'Benchmark.repeats = 2')"
-# docs/log.md: trees of trained drafters
-measure trees tree_ablation "$wide" "$(bind 'Ablation.num_nodes = (4, 5, 7)')"
 
 if ((${#failed[@]})); then
   echo "failed: ${failed[*]}" >&2

@@ -32,19 +32,6 @@ def write(
 
   The figure is results.png in `out` or, for a part, in the part's folder there.
   """
-  write_rows(out, tables, paper)
-  for table in tables:
-    overall = _overall_rows(table.rows)
-    path = suite.folder(out, table.part) / 'results.png'
-    plots.draw(path, overall, rows_lib.title(vars(overall[0])))
-
-
-def write_rows(
-  out: pathlib.PurePath,
-  tables: Sequence[table_lib.Table],
-  paper: papers.Paper | None = None,
-) -> list[rows_lib.Row]:
-  """Writes result.json and results.csv, and returns the rows."""
   rows = [row for table in tables for row in table.rows]
   data = {
     table.benchmark: dataclasses.asdict(table.provenance)
@@ -61,7 +48,7 @@ def write_rows(
       for found in table.divergences
     ],
   }
-  if paper is not None and paper.source:
+  if paper.source:
     compared = papers.compare(paper, tables)
     result['paper'] = {
       'source': paper.source,
@@ -71,7 +58,10 @@ def write_rows(
     }
   result_file.write(out / 'result.json', result)
   files.write_csv(out / 'results.csv', rows)
-  return rows
+  for table in tables:
+    overall = _overall_rows(table.rows)
+    path = suite.folder(out, table.part) / 'results.png'
+    plots.draw(path, overall, rows_lib.title(vars(overall[0])))
 
 
 def _overall_rows(rows: Sequence[rows_lib.Row]) -> list[rows_lib.Row]:

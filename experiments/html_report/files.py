@@ -13,7 +13,7 @@ GENERATION = 'generate.json'
 # The result files of the other commands.
 _OTHERS = (
   GENERATION,
-  *('trees.json', 'benchmark.json', 'throughput.json'),
+  *('benchmark.json', 'throughput.json'),
   *('online.json', 'costs.json', 'certificate.json'),
   'vocabularies.json',
 )
