@@ -92,8 +92,6 @@ evaluate online online --prompts="$dir/reported.jsonl" --limit=80
 # docs/log.md: passes of the target, a lattice's trees, and another library
 measure benchmark benchmark --gin_file=configs/runs/lattice.gin \
   "$(bind 'Benchmark.turns = 4')" "$(bind 'Benchmark.repeats = 2')"
-# docs/log.md: trees of trained drafters
-measure trees tree_ablation "$wide" "$(bind 'Ablation.num_nodes = (4, 5, 7)')"
 
 if ((${#failed[@]})); then
   echo "failed: ${failed[*]}" >&2

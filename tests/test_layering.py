@@ -68,7 +68,7 @@ _FLOORS = (
   ('inspection', 'tasks', 'timing', 'training_data'),
   ('training',),
   ('evaluation',),
-  ('html_report', 'trees'),
+  ('html_report',),
 )
 # All modules but `sharding` name an array's axes, not where they are.
 _OF_A_MESH = ('PartitionSpec', 'NamedSharding', 'shard_map')
@@ -179,9 +179,9 @@ def test_folders_of_experiments_import_lower_floors_only():
 @pytest.mark.parametrize(
   ('module', 'source', 'is_allowed'),
   [
-    ('trees.costs', 'from experiments.evaluation import table', True),
-    ('trees.costs', 'from experiments.trees import rows', True),
-    ('evaluation.table', 'from experiments.trees import rows', False),
+    ('html_report.page', 'from experiments.evaluation import table', True),
+    ('html_report.page', 'from experiments.html_report import files', True),
+    ('evaluation.table', 'from experiments.html_report import page', False),
     ('command.cli', 'def f():\n  from experiments import methods', False),
     ('evaluation.table', 'from experiments import evaluate', False),
   ],

@@ -362,12 +362,6 @@ NIGHTS = (
   Night('experiments/command/test_mesh.py::*'),
   Night('experiments/test_buckets.py::test_an_evaluation_goes_on*'),
   Night('experiments/test_benchmark.py::*[synthetic]'),
-  Night('experiments/test_tree_ablation.py::*compared_with_the_chain'),
-  Night('experiments/test_tree_ablation.py::*predictions_follow*'),
-  Night('experiments/test_tree_ablation.py::*goes_on_with_the_same_trees'),
-  Night('experiments/test_tree_ablation.py::*fault_is_looked_into'),
-  Night('experiments/test_tree_ablation.py::*one_line_says*'),
-  Night('experiments/test_tree_ablation.py::*nothing_is_left*'),
   Night('experiments/html_report/test_without_matplotlib.py::*'),
   Night(
     'experiments/evaluation/test_refilled.py::test_nothing_is_compiled*',

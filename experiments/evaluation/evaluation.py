@@ -390,7 +390,6 @@ def units(
   prompts: Sequence[prompts_lib.Prompt],
   tokens: Sequence[list[int]],
   *,
-  visits: int | None = None,
   journal: journal_lib.Journal | None = None,
 ) -> Iterator[units_lib.Unit]:
   """Yields all units of work, except for later turns (`turn_units`).
@@ -404,15 +403,12 @@ def units(
     evaluation: what is compared.
     prompts: what is decoded.
     tokens: the prompts as the model reads them.
-    visits: the most batches after which parts are timed; None for no limit.
     journal: the run's journal, from which policies that are carried resume.
   """
   yield units_lib.Unit('memory', (MEMORY, 0), _memory_bandwidth)
   turn = turns_lib.first(evaluation.methods, evaluation.samples, tokens)
   count = evaluation.num_calls(len(prompts))
-  repeats = round_parts.share_out(
-    evaluation.num_repeats(len(prompts)), visits or count, count
-  )
+  repeats = round_parts.share_out(evaluation.num_repeats(len(prompts)), count)
   lengths = iter(round_parts.spread(sum(share > 0 for share in repeats)))
   calls = _calls(evaluation, prompts, turn, journal)
   for call, decoding in enumerate(calls):

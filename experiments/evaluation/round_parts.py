@@ -21,15 +21,14 @@ from experiments.timing import round_times
 KIND = 'parts'
 
 
-def share_out(repeats: int, visits: int, batches: int) -> list[int]:
+def share_out(repeats: int, batches: int) -> list[int]:
   """Returns how many of the repeats come after each of the batches.
 
   Args:
     repeats: the number of repeats in total.
-    visits: the most batches that may have repeats after them.
     batches: the number of batches; some repeats always come after the last one.
   """
-  count = min(repeats, visits, batches)
+  count = min(repeats, batches)
   shares = [0] * batches
   for i in range(count):
     share = (i + 1) * repeats // count - i * repeats // count

@@ -16,7 +16,7 @@ GENERATION = 'generate.json'
 # The result files of the other commands.
 _OTHERS = (
   GENERATION,
-  *('trees.json', 'benchmark.json', 'certificate.json'),
+  *('benchmark.json', 'certificate.json'),
 )
 
 # The types of a row's fields.

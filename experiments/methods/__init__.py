@@ -4,6 +4,7 @@ from experiments.methods.method import abstract_draft
 from experiments.methods.method import all_params
 from experiments.methods.method import auto
 from experiments.methods.method import BASELINE
+from experiments.methods.method import best_tree
 from experiments.methods.method import candidates
 from experiments.methods.method import drafting
 from experiments.methods.method import dynamic_tree
@@ -27,6 +28,7 @@ __all__ = [
   'abstract_draft',
   'all_params',
   'auto',
+  'best_tree',
   'candidates',
   'drafting',
   'dynamic_tree',

@@ -12,6 +12,7 @@ import specsample
 from specsample import checks
 from specsample import tree as tree_lib
 from specsample.drafters import steps
+from specsample.loading import card as card_lib
 from specsample.loop import step
 from specsample.types import Draft, Drafter, DraftKind, Model, Params, Verifier
 
@@ -191,6 +192,33 @@ def tree(
     drafter=method.drafter, topology=topology, kind=DraftKind(kind)
   )
   return _of_tree(drafter, method, verify)
+
+
+@_configurable
+def best_tree(name: str, target: specsample.Loaded, num_nodes: int) -> Method:
+  """Returns the method of a trained drafter's best tree, by its card.
+
+  Args:
+    name: the drafter, as for `specsample.load_drafter`.
+    target: its target.
+    num_nodes: N, as in `tree.best`.
+
+  Raises:
+    ValueError: the card does not say how often each rank is kept, or there are
+      too many nodes.
+  """
+  load = functools.partial(specsample.load_drafter, name, target)
+  loaded = load()
+  measured = card_lib.measured(loaded.card) or {}
+  if 'acceptance_by_rank' not in measured:
+    raise ValueError(
+      f'the card of {name} has no acceptance_by_rank: name a drafter that '
+      'experiments.train has trained, measure it as docs/adaptive.md says, or '
+      'give a topology to methods.tree'
+    )
+  by_rank = measured['acceptance_by_rank']
+  method = Method(drafter=loaded.drafter, params=loaded.params, load=load)
+  return tree(method, tree_lib.best(by_rank, num_nodes, len(by_rank)))
 
 
 @_configurable

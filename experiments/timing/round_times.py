@@ -36,7 +36,6 @@ class RoundTimes:
   draft_ms: float  # noise can make it negative, like overhead_ms; see `settled`
   verify_ms: float  # the target's pass over K drafts
   overhead_ms: float  # the rest of a round with such a pass
-  judge_ms: float  # the part of overhead_ms that the verification rule takes
   least_ms: float  # a whole round, in the fastest turn
   kind: DraftKind  # of the drafts
   # By the width of the target's pass; empty if the drafter has only one width.
@@ -199,7 +198,6 @@ def medians(
     draft_ms=median(draft_ms),
     verify_ms=verify_ms[widths[-1]],
     overhead_ms=overhead_ms[widths[-1]],
-    judge_ms=max(0.0, median(rule_ms[widths[-1]])),
     least_ms=float(np.min(round_ms)),
     kind=kind,
     verify_ms_by_width=by_width(verify_ms),
@@ -215,25 +213,6 @@ def settled(draft_ms: float, overhead_ms: float) -> tuple[float, float]:
   """
   hidden = min(0.0, draft_ms)
   return draft_ms - hidden, overhead_ms + hidden
-
-
-def draft_ms(
-  setup: setup_lib.Setup,
-  prompts: Sequence[list[int]],
-  *,
-  rounds: int = 4,
-  repeats: int = 25,
-) -> float:
-  """Returns only `RoundTimes.draft_ms`, measured as in `times`; at least 0."""
-  state = setup.prefill(prompts)
-  draft_and_score, score = _loops(setup)
-  measured = []
-  for repeat in range(repeats + 1):
-    (state, draft), both = clock.seconds(draft_and_score, state, rounds=rounds)
-    state, alone = clock.seconds(score, state, draft, rounds=rounds)
-    if repeat:  # the first one compiles
-      measured.append(1e3 * (both - alone) / rounds)
-  return max(0.0, float(np.median(measured)))
 
 
 def _loops(setup):

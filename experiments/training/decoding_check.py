@@ -1,21 +1,21 @@
 """Tokens per round of a drafter in training, counted by the decoding loop."""
 
 from collections.abc import Sequence
-from typing import cast
+import dataclasses
 
-import jax
 import numpy as np
 
+from experiments import methods
+from experiments.decoding import setup as setup_lib
 from experiments.training import training as training_lib
 import specsample
 from specsample import stats as stats_lib
-from specsample import types
 from specsample.types import Params
 
 
 def choose_prompts(
   training: training_lib.Training, prompts: Sequence[np.ndarray]
-) -> list[np.ndarray]:
+) -> list[list[int]]:
   """Chooses evenly spaced held-out prompts, and truncates them.
 
   Returns:
@@ -34,34 +34,32 @@ def choose_prompts(
       f'takes {training.target.model.max_length} tokens: lower one of them'
     )
   chosen = [i * len(prompts) // count for i in range(count)]
-  return [prompts[i][-training.decoded_prompt_tokens :] for i in chosen]
+  most = training.decoded_prompt_tokens
+  return [prompts[i][-most:].tolist() for i in chosen]
+
+
+def setup(training: training_lib.Training, params: Params) -> setup_lib.Setup:
+  """Returns what decodes with a drafter in training, at temperature 0.
+
+  Args:
+    training: the settings.
+    params: the whole tree, in the dtype of the computation.
+  """
+  target = dataclasses.replace(training.target, params=params['target'])
+  return setup_lib.Setup(
+    target=target,
+    method=methods.Method(training.drafter, params=params['drafter']),
+    sampling=specsample.Sampling(temperature=0.0),
+    max_new_tokens=training.decoded_new_tokens,
+    stop=specsample.Stop(eos_ids=target.tokenizer.eos_ids),
+  )
 
 
 def decode(
-  params: Params,
-  prompts: Sequence[np.ndarray],
-  training: training_lib.Training,
+  setup: setup_lib.Setup, prompts: Sequence[list[int]]
 ) -> stats_lib.Stats:
-  """Decodes answers at temperature 0, all prompts as one batch.
+  """Decodes all prompts as one batch, and counts tokens and drafts.
 
   The parameters are arguments of the compiled loop, so it is compiled once.
-
-  Args:
-    params: the whole tree, in the dtype of the computation.
-    prompts: the prompts from `choose_prompts`.
-    training: the settings.
   """
-  rows, lengths = specsample.pad_prompts([x.tolist() for x in prompts])
-  output = specsample.generate(
-    params,
-    rows,
-    lengths,
-    jax.random.key(0),
-    model=training.target.model,
-    drafter=cast(types.Drafter, training.objective.drafter),
-    verify=specsample.verify.chain,
-    sampling=specsample.Sampling(temperature=0.0),
-    max_new_tokens=training.decoded_new_tokens,
-    stop=specsample.Stop(eos_ids=training.target.tokenizer.eos_ids),
-  )
-  return stats_lib.summarize(output)
+  return stats_lib.summarize(setup.generate(prompts))

@@ -10,8 +10,10 @@ from experiments.command import distributed
 from experiments.training import card
 from experiments.training import curves
 from experiments.training import data as data_lib
+from experiments.training import decoding_check
 from experiments.training import records
 from experiments.training import trainer as trainer_lib
+from experiments.training import tree_check
 import specsample
 from specsample import files
 from specsample.loading import card as card_lib
@@ -49,6 +51,8 @@ def write(
     )
   folder, of_target = out / 'drafter', out / 'target'
   if not _is_written(folder, content):
+    setup = decoding_check.setup(training, params)
+    content['held_out'] |= tree_check.for_card(setup, trainer.prompts)
     trainer.records.add_result(plan, content['training']['steps'])
     _remove(folder)
     if training.trains_target:

@@ -181,7 +181,9 @@ class Trainer:
         f'after step {step} the loss on held-out answers is {loss}'
       )
     replay_seconds = time.monotonic() - begin
-    decoded = decoding_check.decode(params, self._prompts, self.training)
+    decoded = decoding_check.decode(
+      decoding_check.setup(self.training, params), self.prompts
+    )
     shares = lambda stats: [
       None if np.isnan(x) else x for x in stats.acceptance_by_position
     ]
@@ -275,7 +277,8 @@ class Trainer:
     return dataclasses.replace(batches, batch_size=sharding.batch_parts())
 
   @functools.cached_property
-  def _prompts(self) -> list[np.ndarray]:
+  def prompts(self) -> list[list[int]]:
+    """The prompts that the decoding loop answers."""
     return decoding_check.choose_prompts(self.training, self.split.prompts)
 
 

@@ -4,7 +4,6 @@ A drafter's card says how much its drafts gain, and the cost of a pass is
 measured here, once. If drafting does not pay off, the choice is plain decoding.
 """
 
-from collections.abc import Mapping
 import dataclasses
 import os
 from typing import Any
@@ -29,12 +28,10 @@ _REMEMBERED = (3, 7, 15)
 _REMEMBERED_SHARE = 0.45
 _REMEMBERED_ACCEPTANCE = 0.65
 # The least speedup that a trained drafter must promise, so that texts on which
-# less is kept lose nothing. Rates on people's questions are used from cards
-# that have them, because held-out text resembles the training text. With them
-# 80 other questions gave what was promised: 1.62x, or 1.40x with the prefill,
-# a quarter of autoregressive decoding (greedy, 2026-11-29).
+# less is kept lose nothing. With rates on people's questions 80 other questions
+# gave what was promised: 1.62x, or 1.40x with the prefill, a quarter of
+# autoregressive decoding (greedy, 2026-11-29).
 _MARGIN = 1.1
-_ACCEPTANCE = ('on_questions', 'held_out')
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -204,11 +201,11 @@ def _promise_of(
   """Returns the promise of one drafter; see `auto`."""
   name = files.name_of(name_or_path)
   loaded = drafter_lib.load_drafter(name, target)
-  measured = _measured(loaded.card)
+  measured = card_lib.measured(loaded.card)
   if measured is None:
     raise ValueError(
       f'the card of {name} does not say how many of its drafts are kept (entry '
-      f'{" or ".join(map(repr, _ACCEPTANCE))}): train it with '
+      f'{" or ".join(map(repr, card_lib.MEASURED))}): train it with '
       'experiments.train, which measures that, or choose the number of drafts '
       'with load_drafter'
     )
@@ -262,26 +259,14 @@ def _promise(name, measured, passes, batch_size, seconds, budget=None):
 
 
 def _cards(target: load.Loaded) -> dict[str, dict[str, Any]]:
-  """Returns measurements from the cards of the drafters shipped for a target.
-
-  'acceptance_by_position' [K] holds the shares of rounds that keep draft 1, 2,
-  ...; 'acceptance_by_rank' [K, k], if it is there, says how often the draft of
-  each rank is the one kept, as `tree.best` takes it; 'tokens_by_nodes', what
-  rounds emit with a lattice's best trees of '1', '3', ... nodes.
-  """
+  """Returns what `card.measured` does, for the drafters of a target."""
   found = {}
   for name, folder in sorted(card_lib.shipped().items()):
     card: dict[str, Any] = card_lib.read(files.at(folder))
-    measured = _measured(card)
+    measured = card_lib.measured(card)
     if card['fingerprint'] == target.fingerprint and measured is not None:
       found[name] = measured
   return found
-
-
-def _measured(card: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Returns the acceptance on a card, None if it was not measured."""
-  entries = (card.get(entry, {}) for entry in _ACCEPTANCE)
-  return next((x for x in entries if 'acceptance_by_position' in x), None)
 
 
 def _choice(target, *, length, costs, stores, trained, others) -> Choice:

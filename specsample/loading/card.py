@@ -30,6 +30,9 @@ OWN = {
   'fingerprint': str,  # of the target
   'sha256': str,  # of the file of weights
 }
+# The entries that say how many drafts are kept, in the order of preference:
+# held-out text resembles the training text, people's questions do not.
+MEASURED = ('on_questions', 'held_out')
 _FORMAT = 1
 _KINDS: dict[str, Any] = {
   'dflash': drafters.DFlash,
@@ -162,6 +165,19 @@ def read(folder: epath.Path) -> dict[str, Any]:
       f'reads format {_FORMAT}: install the version that wrote the file'
     )
   return card
+
+
+def measured(card: Mapping[str, Any]) -> dict[str, Any] | None:
+  """Returns how many of a drafter's drafts are kept, None if no one measured.
+
+  'acceptance_by_position' [K] holds the shares of rounds that keep draft 1, 2,
+  ... Two more entries may be there: 'acceptance_by_rank' [K, k], how often the
+  draft of each rank is the one kept, as `tree.best` takes it, and
+  'tokens_by_nodes', the tokens per round with a lattice's best trees of '1',
+  '3', ... nodes.
+  """
+  entries = (card.get(entry, {}) for entry in MEASURED)
+  return next((x for x in entries if 'acceptance_by_position' in x), None)
 
 
 def drafter_of(

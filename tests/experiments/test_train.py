@@ -241,6 +241,8 @@ def test_the_card_says_how_it_was_trained(hydra, target):
   assert held_out['by_answer_tokens_seen'] == [
     [seen[x['step']], x['tokens_per_round']] for x in hydra.of('held out')
   ]
+  by_rank = np.asarray(held_out['acceptance_by_rank'])
+  assert by_rank.shape == (2, 4) and 0 < by_rank[0, 0] < by_rank[0].sum() <= 1
   assert card['data']['dialogues'] == 24
   assert card['data']['answer_tokens'] == 24 * 32
   (segment,) = training['segments']
@@ -270,6 +272,9 @@ def test_configurations_train(commands, flags, name, tmp_path):
   run = _train(commands, flags, name, tmp_path, epochs=3, **settings)
   train = run.of('train')
   assert train[-1]['loss'] < train[0]['loss']
+  is_block = name in ('dflash2', 'dspark')
+  entry = 'tokens_by_nodes' if is_block else 'acceptance_by_rank'
+  assert entry in run.card()['held_out']
   if name == 'medusa/joint':
     trained = specsample.load(run.folder / 'target')
     specsample.load_drafter(run.folder / 'drafter', trained)

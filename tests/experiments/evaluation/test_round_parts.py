@@ -15,17 +15,16 @@ from specsample.types import DraftKind
 
 
 @pytest.mark.parametrize(
-  ('repeats', 'visits', 'batches', 'shares'),
+  ('repeats', 'batches', 'shares'),
   [
-    (25, 12, 12, [2] * 11 + [3]),
-    (4, 10, 10, [0, 1, 0, 0, 1, 0, 1, 0, 0, 1]),
-    (25, 1, 3, [0, 0, 25]),
-    (1, 3, 3, [0, 0, 1]),
-    (5, 2, 1, [5]),
+    (25, 12, [2] * 11 + [3]),
+    (4, 10, [0, 1, 0, 0, 1, 0, 1, 0, 0, 1]),
+    (1, 3, [0, 0, 1]),
+    (5, 1, [5]),
   ],
 )
-def test_repeats_are_spread_over_the_batches(repeats, visits, batches, shares):
-  found = round_parts.share_out(repeats, visits, batches)
+def test_repeats_are_spread_over_the_batches(repeats, batches, shares):
+  found = round_parts.share_out(repeats, batches)
   assert sum(found) == repeats
   assert sorted(found) == sorted(shares)
   assert [bool(share) for share in found] == [bool(share) for share in shares]

@@ -89,6 +89,26 @@ def test_a_lattice_gets_a_tree():
     methods.lattice_tree(methods.Method(_heads(3)), num_draft_tokens=6)
 
 
+def test_the_best_tree_is_that_of_the_card(checkpoint, tmp_path):
+  target = specsample.load(checkpoint)
+  drafter = specsample.drafters.Medusa(model=target.model, num_draft_tokens=3)
+  own = drafter.init_params(jax.random.key(0))
+  kept = {'acceptance_by_position': [0.5, 0.2, 0.1]}
+  save = lambda name, **card: specsample.save_drafter(
+    tmp_path / name, drafter, own, target=target, card=card
+  )
+  save('silent', held_out=kept)
+  # Second choices are worth more than a third level.
+  kept |= {'acceptance_by_rank': [[0.5, 0.4], [0.4, 0.3], [0.01, 0.0]]}
+  save('told', held_out=kept)
+  found = methods.best_tree(str(tmp_path / 'told'), target, 6)
+  assert found.drafter.topology == tree.k_ary((2, 2))
+  assert found.drafter.drafter.num_draft_tokens == 2
+  assert found.verify is specsample.verify.tree
+  with pytest.raises(ValueError, match='silent has no acceptance_by_rank: '):
+    methods.best_tree(str(tmp_path / 'silent'), target, 6)
+
+
 def test_candidates_follow_the_best_one():
   method = methods.Method(_heads(3))
   found = methods.candidates(method, 2)

@@ -31,9 +31,7 @@ _PROMPTS = [np.arange(i, i + 4 + i, dtype=np.int32) for i in range(7)]
 
 def test_prompts_are_spread_evenly_and_cut(training):
   chosen = decoding_check.choose_prompts(training, _PROMPTS)
-  assert [x.tolist() for x in chosen] == [
-    *([0, 1, 2, 3], [3, 4, 5, 6, 7], [7, 8, 9, 10, 11])
-  ]
+  assert chosen == [[0, 1, 2, 3], [3, 4, 5, 6, 7], [7, 8, 9, 10, 11]]
   many = dataclasses.replace(training, decoded_prompts=100)
   assert len(decoding_check.choose_prompts(many, _PROMPTS)) == 7
   large = dataclasses.replace(training, decoded_prompt_tokens=501)
@@ -45,9 +43,13 @@ def test_other_weights_are_no_other_executable(training, num_compiled):
   drafter = training.objective.drafter
   own = drafter.init_params(jax.random.key(0))
   prompts = decoding_check.choose_prompts(training, _PROMPTS)
-  decode = lambda own: decoding_check.decode(
-    {'target': training.target.params, 'drafter': own}, prompts, training
-  )
+
+  def decode(own):
+    params = {'target': training.target.params, 'drafter': own}
+    return decoding_check.decode(
+      decoding_check.setup(training, params), prompts
+    )
+
   first = decode(own)
   count = num_compiled()
   other = decode(testing.with_noise(own, jax.random.key(1)))

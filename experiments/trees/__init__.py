@@ -1,1 +1,0 @@
-"""Choosing the draft tree that is fastest on this machine."""
