@@ -314,23 +314,6 @@ def learning_methods(
   }
 
 
-def refuse_unused(evaluation: Evaluation, *names: str) -> None:
-  """Refuses settings that only `evaluate` reads, and those named.
-
-  Raises:
-    ValueError: `task`, `limit`, `max_turns`, `learners` or one of `names` is
-      set.
-  """
-  unused = ('task', 'limit', 'max_turns', 'learners', *names)
-  for field in dataclasses.fields(evaluation):
-    value = getattr(evaluation, field.name)
-    if field.name in unused and value != field.default:
-      raise ValueError(
-        f'Evaluation.{field.name} is {value!r}, which this command does not '
-        'use: leave it out; --prompts and --limit choose the prompts'
-      )
-
-
 def header(
   evaluation: Evaluation,
   prompts: Sequence[prompts_lib.Prompt],
