@@ -16,9 +16,9 @@ settings="$(git rev-parse HEAD; git status --porcelain -uno || true) $most ${bin
 [[ $(< "$dir/settings") == "$settings" ]] || {
   echo "$dir has results of other code or settings: give another folder" >&2 && exit 2
 }
-run() { # COMMAND CONFIGURATION GIN_BINDING...: runs $part for at most $left seconds
+run() { # COMMAND FLAG GIN_BINDING...: runs $part for at most $left seconds
   local arguments=("${@:3}" "${bindings[@]}")
-  timeout --foreground --kill-after=9 "$left" "$python" -m "experiments.$1" "--gin_file=configs/runs/$2.gin" \
+  timeout --foreground --kill-after=9 "$left" "$python" -m "experiments.$1" "$2" \
     "${arguments[@]/#/--gin_bindings=}" --out="$dir/$part" < /dev/null >> "$dir/$part.log" 2>&1
 }
 for part in target 8b_bfloat16 mtp 8b_int8 eagle3 dspark hydra medusa draft prompts; do
@@ -30,11 +30,11 @@ for part in "${todo[@]}"; do
   left=$((end - SECONDS)) && [[ $part == "${todo[-1]}" ]] || left=$((left / 2))
   ((left > 1)) || { echo "$part: no time was left" && continue; }
   echo "$part, at most $left s" && case $part in
-    target) run benchmark benchmark "Benchmark.$most" "$small" ;;
-    8b_bfloat16) run benchmark benchmark_8b "Benchmark.$most" ;;
-    8b_int8) run benchmark benchmark_8b "Benchmark.$most" "random_weights.params.weights = 'int8'" ;;
-    prompts) run evaluate all "Evaluation.$most" "$small" 'Evaluation.repeats = 0' ;;
-    *) run benchmark benchmark_drafters "Benchmark.$most" "$small" "Benchmark.methods = {'$part': @$part/methods.trained()}" ;;
+    target) run benchmark --recipe= "Benchmark.$most" "$small" ;;
+    8b_bfloat16) run benchmark --recipe=llama_8b "Benchmark.$most" ;;
+    8b_int8) run benchmark --recipe=llama_8b "Benchmark.$most" "random_weights.params.weights = 'int8'" ;;
+    prompts) run evaluate --gin_file=configs/runs/all.gin "Evaluation.$most" "$small" 'Evaluation.repeats = 0' ;;
+    *) run benchmark --recipe= "Benchmark.$most" "$small" "Benchmark.methods = {'$part': @$part/methods.trained()}" ;;
   esac || echo "$part ended with code $? (124: its time was over): see $dir/$part.log" >&2
 done
 "$python" -m experiments.report --results="$dir" --title='Measured on the accelerator'

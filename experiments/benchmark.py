@@ -1,8 +1,8 @@
 """Times a model on this machine: passes, decoding, memory, the roofline.
 
   python -m experiments.benchmark --out=results/benchmark
-  python -m experiments.benchmark --gin_file=configs/runs/benchmark_drafters.gin
-  python -m experiments.benchmark --gin_file=configs/runs/benchmark_8b.gin
+  python -m experiments.benchmark --recipe=drafters
+  python -m experiments.benchmark --recipe=llama_8b
 
 Prints a summary and writes benchmark.json to --out. In this file each method
 has its own entry in `methods`; draft_ms, verify_ms and overhead_percent at the
@@ -19,7 +19,9 @@ from experiments.command import run_flags
 from experiments.timing import benchmark_report
 from experiments.timing import benchmarking
 
-frame.define_flags('configs/runs/benchmark.gin', on_hosts=True)
+frame.define_flags(
+  'configs/runs/benchmark.gin', on_hosts=True, recipe=''
+)
 _OUT = run_flags.out('benchmark.json')
 
 

@@ -72,7 +72,7 @@ def synthetic(checkpoint, commands, tmp_path_factory):
     for scope, values in sizes.items()
     for name, value in values.items()
   ]
-  study = '--gin_file=configs/runs/benchmark_8b.gin'
+  study = '--recipe=llama_8b'
   return _run(commands, out, study, *bindings, *_FEW)
 
 
