@@ -19,9 +19,7 @@ from experiments.command import run_flags
 from experiments.timing import benchmark_report
 from experiments.timing import benchmarking
 
-frame.define_flags(
-  'configs/runs/benchmark.gin', on_hosts=True, recipe=''
-)
+frame.define_flags('configs/runs/benchmark.gin', on_hosts=True, recipe='')
 _OUT = run_flags.out('benchmark.json')
 
 

@@ -269,7 +269,7 @@ def test_terminal_gets_the_summary(real):
   assert f'costs c = {found["cost_ratio"]:.3f} rounds' in outcome.out
   assert re.search(r'^benchmark.json is in .*\n\Z', outcome.out, re.M)
   steps = outcome.err.splitlines()
-  assert [step[:5] for step in steps] == [f'[{i}/7]' for i in range(1, 8)]
+  assert [step[:4] for step in steps] == [f'{i}/7,' for i in range(7)]
 
 
 def test_a_target_of_random_int8_weights(checkpoint):
@@ -370,7 +370,10 @@ def test_every_part_is_a_configuration_of_a_command(recorder, tmp_path):
   assert len(called) == 10
   for part, _, (module, *arguments) in called:
     assert (_ROOT / f'{module.replace(".", "/")}.py').exists()
-    file, *bindings, _ = (x.partition('=')[2] for x in arguments)
+    flag, *bindings, _ = (x.partition('=')[2] for x in arguments)
+    is_file = flag.endswith('.gin')
+    file = flag if is_file else 'configs/runs/benchmark.gin'
+    scope = None if is_file else flag or None
     gin.clear_config()
     gin.add_config_file_search_path(str(_ROOT))
     try:
@@ -379,7 +382,10 @@ def test_every_part_is_a_configuration_of_a_command(recorder, tmp_path):
       if part == 'prompts':
         assert gin.query_parameter('Evaluation.max_new_tokens') == 8
         continue
-      bound = gin.get_bindings(benchmarking.Benchmark, resolve_references=False)
+      with gin.config_scope(scope):
+        bound = gin.get_bindings(
+          benchmarking.Benchmark, resolve_references=False
+        )
       assert bound['max_new_tokens'] == 8
       (name,) = bound['methods']
       assert name == part or part.startswith(('target', '8b'))
