@@ -112,6 +112,10 @@ def main() -> None:
       _journal(suite.folder(out, part.name), header)
       for part, header in zip(parts, headers, strict=True)
     ]
+    for part, journal in zip(parts, journals, strict=True):
+      learning = evaluation_lib.learning_methods(part.evaluation, journal)
+      for method in learning.values():
+        method.last()  # says what is wrong with its checkpoint
   for part, journal in zip(parts, journals, strict=True):
     _run(part, journal)
   if distributed.is_first():

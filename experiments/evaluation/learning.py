@@ -156,6 +156,10 @@ class Learning:
     name = urllib.parse.quote(self.name, safe=' ,+=')
     return epath.Path(self.journal.folder) / 'learned' / name
 
+  @property
+  def _batches(self):
+    return self.journal.of(*turns.key(self.name, 0)[:2])
+
   @functools.cached_property
   def _checkpoints(self):
     return train_state.Checkpoints(self.folder / 'checkpoints')
@@ -213,6 +217,14 @@ class Learning:
       'undone': sum(not report['is_finite'] for report in reports),
     }
 
+  def last(self) -> online.Learned:
+    """Returns what is known after all batches that the journal has.
+
+    Raises:
+      ValueError: the last checkpoint is absent or damaged.
+    """
+    return self._at(max((one['step'] for one in self._batches), default=0))
+
   def saving(self) -> units_lib.Unit:
     """Returns the work of saving the drafter, once all batches are decoded."""
     folder = self.folder / 'drafter'
@@ -225,17 +237,15 @@ class Learning:
     )
 
   def _save(self, folder):
-    batches = self.journal.of(*turns.key(self.name, 0)[:2])
     facts = {
       'learned': 'online, while drafting (experiments.evaluate)',
-      'updates': sum(batch['updates'] for batch in batches),
+      'updates': sum(batch['updates'] for batch in self._batches),
     }
     if folder is not None:
-      known = self._at(max(batch['step'] for batch in batches))
       specsample.save_drafter(
         folder,
         cast(trainable.Trainable, self.setup.method.drafter),
-        online.params_of(known, self.learner)['drafter'],
+        online.params_of(self.last(), self.learner)['drafter'],
         target=self.setup.target.fingerprint,
         card=facts | environment.describe(),
       )

@@ -7,6 +7,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from experiments.command import distributed
+from experiments.command import errors
 from specsample import files
 from specsample.types import Array
 
@@ -118,7 +119,7 @@ class Checkpoints:
     Returns when the state is on the disk.
 
     Raises:
-      ValueError: the state cannot be written; the previous one stays.
+      NotWrittenError: the state cannot be written; the previous one stays.
     """
     step = int(state.step)
     try:
@@ -126,7 +127,7 @@ class Checkpoints:
         self._manager.delete(step)
       self._manager.save(step, args=ocp.args.StandardSave(state))
     except (OSError, ValueError) as error:
-      raise ValueError(
+      raise errors.NotWrittenError(
         f'the checkpoint of step {step} cannot be written to {self._folder} '
         f'({error}); {self.last}: make room, then run the same command again '
         'to continue'

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -152,6 +153,11 @@ def test_a_kill_loses_nothing_that_was_learned(evaluation, whole, tmp_path):
   assert resumed.weights.keys() == whole.weights.keys()
   for name, expected in whole.weights.items():
     np.testing.assert_array_equal(resumed.weights[name], expected)
+  journal = journal_lib.Journal(tmp_path, {})
+  (method,) = evaluation_lib.learning_methods(evaluation, journal).values()
+  shutil.rmtree(method.folder / 'checkpoints')
+  with pytest.raises(ValueError, match='is damaged, or belongs to another run'):
+    method.last()
 
 
 def test_nothing_is_compiled_while_it_is_timed(
