@@ -39,14 +39,13 @@ _SMALLER_CACHE = (
   '--gin_bindings=int8/methods.model.loaded = %TARGET',
   '--gin_bindings=int8/methods.model.has_int8_cache = True',
 )
-_TIMES = ('ar_tokens_per_s', 'ar_ms_per_token', 'ar_round_ms')
-_RATES = ('memory_gb_per_s', 'percent_of_roofline')
-_OF_METHOD = ('tokens_per_s', 'verify_ms')
-# N-gram lookup takes less than a microsecond, so these may vanish.
-_OF_DRAFTING = ('draft_ms', 'cost_ratio')
-# The rest of a round is a difference of two times, which can be negative for a
-# model as small as this one.
-_DIFFERENCES = ('overhead_ms', 'overhead_percent')
+# Differences of two times, which may be negative for a model as small as this
+# one beside other work.
+_DIFFERENCES = ('ar_ms_per_token', 'ar_round_ms', 'percent_of_roofline')
+_OF_METHOD = (
+  *('draft_ms', 'verify_ms', 'overhead_ms', 'overhead_percent'),
+  'cost_ratio',
+)
 
 
 @pytest.fixture(scope='module')
@@ -87,14 +86,12 @@ def _run(commands, out, *flags):
 def test_json_holds_every_measurement(name, request):
   _, measured = request.getfixturevalue(name)
   assert tuple(measured['t_ms']) == _ROWS
-  assert all(ms > 0 for ms in measured['t_ms'].values())
-  assert all(measured[name] > 0 for name in (*_TIMES, *_RATES))
+  assert all(math.isfinite(ms) for ms in measured['t_ms'].values())
+  assert measured['ar_tokens_per_s'] > 0 and measured['memory_gb_per_s'] > 0
+  assert all(math.isfinite(measured[name]) for name in _DIFFERENCES)
   (found,) = measured['methods'].values()
-  assert all(found[name] > 0 for name in _OF_METHOD)
-  has_model = found['drafter'] != 'ngram'
-  assert all(found[name] > 0 or not has_model for name in _OF_DRAFTING)
-  assert all(found[name] >= 0 for name in _OF_DRAFTING)
-  assert all(isinstance(found[name], float) for name in _DIFFERENCES)
+  assert found['tokens_per_s'] > 0
+  assert all(math.isfinite(found[name]) for name in _OF_METHOD)
   assert measured['t_ratio']['17'] == (
     measured['t_ms']['17'] / measured['t_ms']['1']
   )
