@@ -73,8 +73,9 @@ def penalties_once_a_round():
   """Leaves the tokens drafted in this round out of the penalties' counts."""
   shipped = sampling_lib.warp
 
-  def warp(sampling, counts, logits, drafted):
-    return shipped(sampling, counts, logits, jnp.full_like(drafted, -1))
+  def warp(sampling, counts, logits, drafted, is_greedy):
+    unknown = jnp.full_like(drafted, -1)
+    return shipped(sampling, counts, logits, unknown, is_greedy)
 
   return replaced(sampling_lib, 'warp', warp)
 
