@@ -8,7 +8,7 @@ What was learned is checkpointed beside the journal after each batch, so that a
 resumed run has the tokens and the weights of an uninterrupted one.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any, cast
@@ -26,10 +26,6 @@ from experiments.command import journal as journal_lib
 from experiments.command import units as units_lib
 from experiments.decoding import setup as setup_lib
 from experiments.evaluation import turns
-from experiments.reporting import columns
-from experiments.reporting import ratios
-from experiments.reporting import rows as rows_lib
-from experiments.reporting import tables
 from experiments.training import train_state
 import specsample
 from specsample import checks
@@ -39,13 +35,6 @@ from specsample.training import objective as objective_lib
 from specsample.training import online
 from specsample.types import Drafter, Output
 
-# Equal parts of a run that have a row each; fewer if there are fewer batches.
-_WINDOWS = 6
-_MEASURED = (
-  *('acceptance', 'acceptance_ci95'),
-  *('tokens_per_round', 'tokens_per_round_ci95'),
-)
-_OVER_FIXED = ('fixed', 'acceptance_over_fixed', 'acceptance_over_fixed_ci95')
 # What is known after a batch, and the reports of its updates.
 Found = tuple[online.Learned, list[dict[str, Any]]]
 
@@ -257,76 +246,3 @@ class Learning:
       train = self._checkpoints.restore(known.train, step)
       known = dataclasses.replace(known, train=train)
     return known
-
-
-def windows(
-  methods: Mapping[str, methods_lib.Method],
-  learning: Collection[str],
-  batches: Mapping[str, Sequence[dict[str, Any]]],
-) -> list[dict[str, Any]]:
-  """Returns how well methods draft in a whole run, and in its parts.
-
-  Args:
-    methods: all methods; those that draft nothing have no rows.
-    learning: the names of those that learn. Each has the ratio of its
-      acceptance to that of `fixed`, the first method with the same drafter and
-      rule that does not learn.
-    batches: the journal's records of each method, in the order of decoding.
-  """
-  found: list[dict[str, Any]] = []
-  if not learning:
-    return found
-  for name, method in methods.items():
-    if not method.drafter.num_draft_tokens:
-      continue
-    same = (method.drafter, method.verify)
-    alike = (
-      other
-      for other, one in methods.items()
-      if other not in learning and (one.drafter, one.verify) == same
-    )
-    fixed = next(alike, None) if name in learning else None
-    everything = np.arange(len(batches[name]))
-    parts = np.array_split(everything, min(_WINDOWS, everything.size))
-    for part in (everything, *parts):
-      records = [batches[name][i] for i in part]
-      runs = _generations(records)
-      measured = ratios.measure(runs)
-      row: dict[str, Any] = {
-        'method': name,
-        'batches': f'{part[0] + 1} to {part[-1] + 1}',
-        'tokens': sum(len(run.tokens) for run in runs),
-      }
-      row |= {field: measured[field] for field in _MEASURED}
-      row |= dict.fromkeys(_OVER_FIXED)
-      if fixed is not None:
-        others = _generations(batches[fixed][i] for i in part)
-        over = ratios.ratio(runs, others, 'acceptance')
-        row |= dict(zip(_OVER_FIXED, (fixed, *over), strict=True))
-      for count_of in ('updates', 'undone'):
-        row[count_of] = sum(record.get(count_of, 0) for record in records)
-      found.append(row)
-  return found
-
-
-def _generations(records) -> list[rows_lib.Generation]:
-  return [
-    rows_lib.Generation.from_json(generation)
-    for record in records
-    for generation in record['generations']
-  ]
-
-
-def table(rows: Sequence[dict[str, Any]]) -> tables.Table:
-  """Returns the rows of `windows`, with intervals beside their values."""
-  names = [name for name in rows[0] if not name.endswith('_ci95')]
-  return tables.Table(
-    [name.replace('_', '\n') for name in names],
-    [
-      [
-        columns.with_interval(row[name], row.get(f'{name}_ci95'), '.3f')
-        for name in names
-      ]
-      for row in rows
-    ],
-  )

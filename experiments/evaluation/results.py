@@ -9,12 +9,13 @@ import rich.text
 
 from experiments import methods as methods_lib
 from experiments.evaluation import audits
-from experiments.evaluation import learning
 from experiments.evaluation import papers
 from experiments.evaluation import plots
 from experiments.evaluation import suite
 from experiments.evaluation import summary
 from experiments.evaluation import table as table_lib
+from experiments.evaluation import windows as windows_lib
+from experiments.reporting import columns
 from experiments.reporting import figures
 from experiments.reporting import files
 from experiments.reporting import result_file
@@ -61,7 +62,7 @@ def write_rows(
     ],
   }
   windows = [
-    {'part': table.part} | window
+    {'part': table.part} | dataclasses.asdict(window)
     for table in tables
     for window in table.windows
   ]
@@ -135,7 +136,7 @@ def _show(table: table_lib.Table) -> None:
     shown.print(detail)
   if table.windows:
     shown.print('Drafts in the whole run and in parts of it\n')
-    shown.print(learning.table(table.windows))
+    shown.print(columns.table(table.windows, windows_lib.NAMES))
   if methods_lib.BASELINE not in table.generations:
     shown.print(
       f'no method is called {methods_lib.BASELINE}, so there is nothing to '

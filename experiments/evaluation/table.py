@@ -11,12 +11,12 @@ from experiments.command import journal as journal_lib
 from experiments.evaluation import audits
 from experiments.evaluation import conversations
 from experiments.evaluation import evaluation as evaluation_lib
-from experiments.evaluation import learning
 from experiments.evaluation import predicted_speedup
 from experiments.evaluation import refilled
 from experiments.evaluation import round_parts as parts_lib
 from experiments.evaluation import scoring
 from experiments.evaluation import turns
+from experiments.evaluation import windows as windows_lib
 from experiments.reporting import ratios
 from experiments.reporting import rows as rows_lib
 from experiments.tasks import source as source_lib
@@ -62,8 +62,8 @@ class Table:
   refilled: dict[str, list[dict[str, Any]]] = dataclasses.field(
     default_factory=dict
   )
-  # The acceptance in parts of the run, if a method learns; see `learning`.
-  windows: Sequence[dict[str, Any]] = ()
+  # The acceptance in parts of the run, if a method learns; see `windows`.
+  windows: Sequence[windows_lib.Window] = ()
 
   @classmethod
   def of(
@@ -118,7 +118,7 @@ class Table:
         for name in evaluation.methods
         if evaluation.refill
       },
-      windows=learning.windows(
+      windows=windows_lib.of_run(
         evaluation.methods, evaluation.online_learners, batches
       ),
     )

@@ -115,20 +115,18 @@ def _tokens(run, method):
 
 def test_acceptance_rises_and_no_output_changes(evaluation, whole):
   assert _tokens(whole, 'learning') == _tokens(whole, 'autoregressive')
-  windows = {
-    (row['method'], row['batches']): row for row in whole.table.windows
-  }
+  windows = {(row.method, row.batches): row for row in whole.table.windows}
   assert len(windows) == 2 * (1 + _BATCHES)
   last = {name: windows[name, '6 to 6'] for name in ('fixed', 'learning')}
-  assert last['learning']['acceptance'] > last['fixed']['acceptance']
-  ratio = last['learning']['acceptance'] / last['fixed']['acceptance']
-  assert last['learning']['acceptance_over_fixed'] == pytest.approx(ratio)
+  assert last['learning'].acceptance > last['fixed'].acceptance
+  ratio = last['learning'].acceptance / last['fixed'].acceptance
+  assert last['learning'].acceptance_over_fixed == pytest.approx(ratio)
   everything = windows['learning', '1 to 6']
-  low, high = everything['acceptance_over_fixed_ci95']
-  assert low < everything['acceptance_over_fixed'] < high
-  assert everything['tokens'] == len(_PROMPTS) * evaluation.max_new_tokens
-  assert everything['updates'] == sum(x['updates'] for x in whole.steps)
-  assert everything['undone'] == windows['fixed', '1 to 6']['updates'] == 0
+  low, high = everything.acceptance_over_fixed_ci95
+  assert low < everything.acceptance_over_fixed < high
+  assert everything.tokens == len(_PROMPTS) * evaluation.max_new_tokens
+  assert everything.updates == sum(x['updates'] for x in whole.steps)
+  assert everything.undone == windows['fixed', '1 to 6'].updates == 0
   before = evaluation.methods['learning'].params
   found = [np.asarray(x, 'f') for x in jax.tree.leaves(before)]
   assert not any(
