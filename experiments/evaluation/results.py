@@ -32,20 +32,6 @@ def write(
 
   The figure is results.png in `out` or, for a part, in the part's folder there.
   """
-  write_rows(out, tables, paper)
-  for table in tables:
-    overall = rows_lib.overall(table.rows)
-    path = suite.folder(out, table.part) / 'results.png'
-    draw = functools.partial(plots.overall, overall, rows_lib.title(overall[0]))
-    figures.write_png(path, draw)
-
-
-def write_rows(
-  out: pathlib.PurePath,
-  tables: Sequence[table_lib.Table],
-  paper: papers.Paper | None = None,
-) -> list[rows_lib.Row]:
-  """Writes result.json and results.csv, and returns the rows."""
   rows = [row for table in tables for row in table.rows]
   data = {
     table.benchmark: dataclasses.asdict(table.provenance)
@@ -68,11 +54,15 @@ def write_rows(
   ]
   if windows:
     result['windows'] = windows
-  if paper is not None and paper.source:
+  if paper.source:
     result['paper'] = papers.to_json(paper, tables)
   result_file.write(out / 'result.json', result)
   files.write_csv(out / 'results.csv', rows)
-  return rows
+  for table in tables:
+    overall = rows_lib.overall(table.rows)
+    path = suite.folder(out, table.part) / 'results.png'
+    draw = functools.partial(plots.overall, overall, rows_lib.title(overall[0]))
+    figures.write_png(path, draw)
 
 
 def show(
