@@ -1,11 +1,12 @@
 """A target, a method, and the settings with which they decode."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments import methods as methods_lib
@@ -162,3 +163,28 @@ def padded(
   tokens, lengths = specsample.pad_prompts(prompts)
   missing = max(0, least_width - tokens.shape[1])
   return np.pad(tokens, ((0, 0), (0, missing))), lengths
+
+
+def warm_up(
+  begin: Callable[[list[list[int]]], DecodeState],
+  advance: Callable[[DecodeState], Any],
+  prompts: Sequence[list[int]],
+  widths: Sequence[int],
+) -> None:
+  """Runs a round of each width.
+
+  XLA builds parts of a program when they first run, which takes a quarter of a
+  second for a pass of SmolLM2 on two cores. Every drafter drafts for prompts
+  that repeat one token, and a row with little room left has few drafts.
+
+  Args:
+    begin: prefills prompts.
+    advance: runs a round, and whatever else is to be warmed up.
+    prompts: token ids of each row; only their lengths matter.
+    widths: numbers of drafts for which there is a pass, as in `step.widths`.
+  """
+  repeated = [row[-1:] * len(row) for row in prompts]
+  for width in widths:
+    state = begin(repeated)
+    limit = jnp.minimum(state.limit, state.length + width + 1)
+    jax.block_until_ready(advance(dataclasses.replace(state, limit=limit)))

@@ -11,7 +11,6 @@ from experiments.command import distributed
 from experiments.decoding import generation
 from experiments.decoding import round_recorder
 from experiments.decoding import setup as setup_lib
-from experiments.decoding import warm_up
 import specsample
 from specsample import sharding
 from specsample.loop import request
@@ -38,7 +37,7 @@ class Decoder(setup_lib.Setup):
     """Compiles the programs for this prompt and runs them on another one."""
     widths = step.widths(self.target.model, self.method.drafter)
     begin = lambda rows: self.begin(rows[0])
-    warm_up.run(begin, lambda state: self.run(state, 1), [tokens], widths)
+    setup_lib.warm_up(begin, lambda state: self.run(state, 1), [tokens], widths)
     is_chat = self.max_length is not None
     if is_chat and self.method.drafter.can_pause:
       jax.block_until_ready(self.extend(self.begin(tokens), []))

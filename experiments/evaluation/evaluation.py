@@ -19,7 +19,6 @@ from experiments.command import units as units_lib
 from experiments.decoding import generation
 from experiments.decoding import prompts as prompts_lib
 from experiments.decoding import setup as setup_lib
-from experiments.decoding import warm_up as warm_up_lib
 from experiments.evaluation import carried_policies as carried_lib
 from experiments.evaluation import learning as learning_lib
 from experiments.evaluation import round_parts
@@ -258,7 +257,7 @@ class Evaluation:
       policies = carried.before(None)
     setup = self.setup(method, policies=policies)
     limits = self.limits(request_ids)
-    warm_up_lib.run(
+    setup_lib.warm_up(
       lambda rows: setup.prefill(rows, request_ids=request_ids, limits=limits),
       lambda state: setup.finish(setup.advance(state, 1), len(prompts)),
       prompts,

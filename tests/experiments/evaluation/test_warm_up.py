@@ -6,7 +6,7 @@ import pytest
 
 from experiments import methods
 from experiments.decoding import prompts
-from experiments.decoding import warm_up
+from experiments.decoding import setup as setup_lib
 from experiments.evaluation import evaluation
 import specsample
 from specsample.loop import step
@@ -99,6 +99,6 @@ def test_a_round_of_each_width_is_run(drafter, expected):
     return state
 
   widths = step.widths(model, drafter)
-  warm_up.run(begin, advance, [[1, 2, 3, 4, 5, 6]], widths)
+  setup_lib.warm_up(begin, advance, [[1, 2, 3, 4, 5, 6]], widths)
   assert list(widths) == expected
   assert drafted == [[width] for width in widths]
