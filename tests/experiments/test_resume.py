@@ -20,6 +20,8 @@ _KEYS = {
   *(('generation', name, i) for name in _METHODS for i in range(_PROMPTS)),
   *(('parts', name, i) for name in _METHODS for i in range(_PROMPTS)),
 }
+# A line of the progress: the number of steps, and the step that begins.
+_STEP = re.compile(r'\d+/(\d+), (?:\S+ left, )?(.*)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +139,7 @@ def test_a_full_disk_ends_a_run_with_one_line(story):
 def test_an_interruption_is_one_line_behind_the_table_so_far(story):
   assert story.ended['interrupted'].code == 130
   lines = story.ended['interrupted'].err.splitlines()
-  assert [line for line in lines if not line.startswith('[')] == [
+  assert [line for line in lines if not _STEP.fullmatch(line)] == [
     'interrupted: run the same command again to continue'
   ]
   title, *rows = story.ended['interrupted'].out.strip().splitlines()
@@ -166,11 +168,9 @@ def test_nothing_is_done_twice_and_nothing_is_lost(story):
   for before, run in (('killed', 'interrupted'), ('interrupted', 'finished')):
     missing = _KEYS - set(_keys(story.files[before]))
     lines = story.ended[run].err.splitlines()
-    steps = [line.partition('] ')[::2] for line in lines]
+    steps = filter(None, map(_STEP.fullmatch, lines))
     totals = {
-      int(number.partition('/')[2])
-      for number, step in steps
-      if number.startswith('[') and not step.startswith('warm-up')
+      int(step[1]) for step in steps if not step[2].startswith('warm-up')
     }
     assert totals == {len(missing)}
 

