@@ -92,7 +92,8 @@ other/own_sizes.Sizes.ladder = (0, 2)
     ('wide/own_sizes.Sizes.ladder = (0, 4)', (0, 4), 0.5),
     ('other/own_sizes.Sizes.ladder = (0, 4)', (0, 16), 0.5),
     (
-      'own_sizes.Sizes.ladder = (0, 4)\nwide/more/own_sizes.Sizes.ladder = (0, 5)',
+      'own_sizes.Sizes.ladder = (0, 4)\n'
+      'wide/more/own_sizes.Sizes.ladder = (0, 5)',
       (0, 5),
       0.5,
     ),
