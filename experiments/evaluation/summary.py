@@ -41,7 +41,7 @@ _MANY = 0.2
 
 def brief(rows: Sequence[Row]) -> tables.Table:
   """Returns the terminal's table over all prompts, a line per method."""
-  return columns.table(rows_lib.overall(rows), _BRIEF)
+  return columns.table(rows_lib.overall(rows), _BRIEF, with_intervals=False)
 
 
 def main(rows: Sequence[Row]) -> tables.Table:

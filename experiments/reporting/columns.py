@@ -54,16 +54,18 @@ def table(
   names: Sequence[str],
   caption: str = '',
   notes: Sequence[str] = (),
+  *,
+  with_intervals: bool = True,
 ) -> tables.Table:
   """Returns the named fields of records that have a value in any of them.
 
-  An interval stands in brackets after its value, unless it is named itself. A
-  note on the page names the columns without values.
+  A note on the page names the columns without values.
 
   Args:
     records: dataclasses of one kind, whose fields are made by `shown`.
     names: of fields.
     caption, notes: the text above and below the table on the page.
+    with_intervals: whether an interval stands in brackets after its value.
   """
   columns = of(type(records[0]))
   is_empty = lambda name: all(getattr(x, name) is None for x in records)
@@ -72,18 +74,21 @@ def table(
   missing = [f'Not measured: {", ".join(empty)}.'] if empty else []
   return tables.Table(
     [columns[name].title for name in full],
-    [[_cell(x, name, columns[name], names) for name in full] for x in records],
+    [
+      [_cell(x, name, columns[name], with_intervals) for name in full]
+      for x in records
+    ],
     caption,
     ' '.join([*notes, *missing]),
     {columns[name].title: columns[name].meaning for name in full},
   )
 
 
-def _cell(record, name, column, names) -> str:
-  value, its_interval = getattr(record, name), name + _INTERVAL
+def _cell(record, name, column, has_interval) -> str:
+  value = getattr(record, name)
   if name.endswith(_INTERVAL):
     return interval(value, column.form)
-  ci95 = None if its_interval in names else getattr(record, its_interval, None)
+  ci95 = getattr(record, name + _INTERVAL, None) if has_interval else None
   return with_interval(value, ci95, column.form, column.unit)
 
 
