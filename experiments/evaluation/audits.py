@@ -72,15 +72,10 @@ def units(
   if journal is not None:
     for turn in turns:
       found += _partings(evaluation, turn, journal)
-  return [
-    _unit(
-      parting,
-      functools.partial(
-        _audit_in_batch, evaluation, turns[parting.turn], parting
-      ),
-    )
-    for parting in _from_first(evaluation, found)
-  ]
+  audit = lambda parting: _audit_in_batch(
+    evaluation, turns[parting.turn], parting
+  )
+  return _units(evaluation, found, audit)
 
 
 def units_alone(
@@ -96,15 +91,10 @@ def units_alone(
     found: the first difference of each output from another one, which takes
       the place of the baseline's. Only the first process needs them.
   """
-  return [
-    _unit(
-      parting,
-      functools.partial(
-        _audit_alone, evaluation, tokens[parting.prompt], parting
-      ),
-    )
-    for parting in _from_first(evaluation, found)
-  ]
+  audit = lambda parting: _audit_alone(
+    evaluation, tokens[parting.prompt], parting
+  )
+  return _units(evaluation, found, audit)
 
 
 def outputs(
@@ -120,6 +110,14 @@ def outputs(
     for generation in journal[turns_lib.key(method, i, turn.number)][
       'generations'
     ]
+  ]
+
+
+def _units(evaluation, found, audit) -> list[units_lib.Unit]:
+  """Returns a unit that audits each parting that the first process found."""
+  return [
+    _unit(parting, functools.partial(audit, parting))
+    for parting in _from_first(evaluation, found)
   ]
 
 

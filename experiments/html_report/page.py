@@ -84,16 +84,13 @@ def render(runs: Sequence[files.Run], title: str) -> str:
   notes = []
   if not figures.are_possible():
     notes.append(f'The figures are left out: {figures.MISSING}.')
+  has_rows = any(run.file == files.EVALUATION for run in runs)
   return environment.get_template('report.html').render(
     title=title,
     notes=notes,
     passes=evaluation_figures.of_passes(_passes(runs), 'passes'),
     sections=[_section(run, i) for i, run in enumerate(runs)],
-    columns=[
-      column
-      for column in columns.of(rows_lib.Row).values()
-      if any(run.file == files.EVALUATION for run in runs)
-    ],
+    columns=columns.of(rows_lib.Row).values() if has_rows else (),
     style=(_TEMPLATES / 'report.css').read_text() + round_view.STYLE,
     script=(_TEMPLATES / 'report.js').read_text(),
   )
