@@ -31,7 +31,6 @@ from experiments.command import distributed
 from experiments.command import frame
 from experiments.command import progress
 from experiments.decoding import conversations as conversations_lib
-from experiments.timing import hardware
 from experiments.training_data import data_folder
 from experiments.training_data import features
 from experiments.training_data import filling as filling_lib
@@ -39,6 +38,7 @@ from experiments.training_data import filters
 from experiments.training_data import synthesis as synthesis_lib
 from experiments.training_data.dialogues import Dialogue
 from specsample import files
+from specsample.choosing import pass_times
 
 frame.define_flags('configs/runs/data.gin', on_hosts=True, recipe='')
 _OUT = flags.DEFINE_string(
@@ -159,10 +159,10 @@ def _throughput(
   """
   target, size = synthesis.target, synthesis.batch_size
   params = {'target': target.params}
-  (ms,) = hardware.pass_ms(
+  (seconds,) = pass_times.passes(
     params, target.model, [size], length=0, max_length=0, repeats=5
   ).values()
-  fastest = 1e3 * size / ms
+  fastest = size / min(seconds)
   return (
     f'{tokens:,.0f} answer tokens per second; {rows:,.0f} rows per second '
     f'including the prompts, which is {rows / fastest:.0%} of the '

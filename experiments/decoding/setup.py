@@ -14,6 +14,7 @@ import specsample
 from specsample.loop import decode
 from specsample.loop import initial
 from specsample.loop import request
+from specsample.loop import step
 from specsample.types import Array, DecodeState, DraftKind, Params
 
 
@@ -80,9 +81,7 @@ class Setup:
       initial.state, model=self.target.model, drafter=self.method.drafter
     )
     state = jax.eval_shape(begin, self.params, checked)
-    return methods_lib.abstract_draft(
-      self.params, state, **self.components
-    ).kind
+    return step.abstract_draft(self.params, state, **self.components).kind
 
   def prefill(
     self,

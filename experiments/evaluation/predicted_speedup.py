@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.reporting import rows as rows_lib
-from experiments.timing import part_times
+from experiments.timing import round_times
 import specsample
 from specsample.loop import request
 
@@ -38,13 +38,9 @@ def speedup(
     return None
   own = _ms_per_token(
     runs,
-    round_ms=np.sum(
-      [
-        part_times.of_lengths(parts, name, _most_drafts(runs))
-        for name in part_times.PARTS
-      ],
-      axis=0,
-    ),
+    round_ms=parts['draft_ms']
+    + round_times.by_drafts(parts['verify_ms'], _most_drafts(runs))
+    + round_times.by_drafts(parts['overhead_ms'], _most_drafts(runs)),
     prefill_ms=parts['prefill_ms'],
     prefill_tokens=parts['prefill_tokens'],
     least_width=least_width,
@@ -60,11 +56,11 @@ def speedup(
 
 
 def mean_ms(
-  runs: Sequence[rows_lib.Generation], parts: Mapping[str, Any], name: str
+  runs: Sequence[rows_lib.Generation], by_width: Mapping[str, float]
 ) -> float:
   """Returns the mean time of a part over the rounds of generations."""
   counts = np.sum([rounds_by_drafts(rows) for rows in _batches(runs)], axis=0)
-  of_rounds = part_times.of_lengths(parts, name, _most_drafts(runs))
+  of_rounds = round_times.by_drafts(by_width, _most_drafts(runs))
   return float(np.average(of_rounds, weights=counts))
 
 

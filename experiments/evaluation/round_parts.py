@@ -58,10 +58,8 @@ def measure(
     repeats: how often each part is timed.
   """
   times = round_times.times(setup, tokens, repeats=repeats)
-  measured = dataclasses.asdict(times)
-  kind = measured.pop('kind')
-  return measured | {
-    'law': kind.value,
+  return dataclasses.asdict(times) | {
+    'kind': times.kind.value,
     'prefill_tokens': predicted_speedup.fed_tokens(
       [len(row) for row in tokens], setup.least_width
     ),
@@ -75,13 +73,7 @@ def means(journal: journal_lib.Journal, name: str) -> dict[str, Any]:
   """
   means = _mean(journal.of(KIND, name))
   draft_ms, rest = round_times.settled(means['draft_ms'], means['overhead_ms'])
-  less = rest - means['overhead_ms']
-  by_width = means.get('overhead_ms_by_width', {})
-  return means | {
-    'draft_ms': draft_ms,
-    'overhead_ms': rest,
-    'overhead_ms_by_width': {w: ms + less for w, ms in by_width.items()},
-  }
+  return means | {'draft_ms': draft_ms, 'overhead_ms': rest}
 
 
 def _mean(found: Sequence[Any]) -> Any:

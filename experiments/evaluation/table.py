@@ -20,7 +20,6 @@ from experiments.evaluation import windows as windows_lib
 from experiments.reporting import ratios
 from experiments.reporting import rows as rows_lib
 from experiments.tasks import source as source_lib
-from experiments.timing import part_times
 from experiments.timing import roofline as roofline_lib
 from specsample import cost
 from specsample import drafters
@@ -238,7 +237,7 @@ class Table:
 
   def _kind(self, name) -> str:
     if name in self.parts:
-      return self.parts[name]['law']
+      return self.parts[name]['kind']
     setup = self.evaluation.setup(self.evaluation.methods[name])
     return setup.draft_kind().value
 
@@ -248,17 +247,19 @@ class Table:
     They were timed over typical prompts, so nothing is known of a category's.
     """
     found: dict[str, Any] = dict.fromkeys(
-      ('prefill_ms', *part_times.PARTS, _BY_WIDTH)
+      ('prefill_ms', 'draft_ms', 'verify_ms', 'overhead_ms', _BY_WIDTH)
     )
     if category != rows_lib.OVERALL or name not in self.parts:
       return found
     parts = self.parts[name]
     found['prefill_ms'] = parts['prefill_ms']
-    found[_BY_WIDTH] = parts.get(_BY_WIDTH) or None
+    if len(parts['verify_ms']) > 1:
+      found[_BY_WIDTH] = parts['verify_ms']
     if self._is_as_timed(name):
       runs = self.generations[name]
-      for part in part_times.PARTS:
-        found[part] = predicted_speedup.mean_ms(runs, parts, part)
+      found['draft_ms'] = parts['draft_ms']
+      for part in ('verify_ms', 'overhead_ms'):
+        found[part] = predicted_speedup.mean_ms(runs, parts[part])
     return found
 
   def _is_as_timed(self, name) -> bool:

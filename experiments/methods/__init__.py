@@ -1,6 +1,5 @@
 """Methods of decoding, as configurations assemble them."""
 
-from experiments.methods.method import abstract_draft
 from experiments.methods.method import all_params
 from experiments.methods.method import auto
 from experiments.methods.method import BASELINE
@@ -25,7 +24,6 @@ from experiments.methods.method import with_num_draft_tokens
 __all__ = [
   'BASELINE',
   'Method',
-  'abstract_draft',
   'all_params',
   'auto',
   'best_tree',

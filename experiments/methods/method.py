@@ -6,15 +6,13 @@ import functools
 from typing import Any, Literal
 
 import gin
-import jax
 
 import specsample
 from specsample import checks
 from specsample import tree as tree_lib
 from specsample.drafters import steps
 from specsample.loading import card as card_lib
-from specsample.loop import step
-from specsample.types import Draft, Drafter, DraftKind, Model, Params, Verifier
+from specsample.types import Drafter, DraftKind, Model, Params, Verifier
 
 # Registered under the name of the package, which configurations use.
 _configurable = gin.configurable(module='experiments.methods')
@@ -371,12 +369,6 @@ def all_params(target: specsample.Loaded, method: Method) -> Params:
 def has_log_probs(method: Method) -> bool:
   """Returns whether the method's rule allows `log_probs`."""
   return not isinstance(method.verify, specsample.verify.Certified)
-
-
-def abstract_draft(params, state, **components) -> Draft:
-  """Returns the shapes and the kind of a draft; nothing is computed."""
-  propose = functools.partial(step.propose, **components)
-  return jax.eval_shape(propose, params, state)[0]
 
 
 def file_name(component: Drafter | Verifier) -> str:

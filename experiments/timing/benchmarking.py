@@ -17,12 +17,12 @@ from experiments.command import progress as progress_lib
 from experiments.decoding import generation
 from experiments.decoding import setup as setup_lib
 from experiments.timing import hardware as measure_lib
-from experiments.timing import part_times
 from experiments.timing import roofline as roofline_lib
 from experiments.timing import round_times
 from experiments.timing import transformers_peer
 import specsample
 from specsample import checks
+from specsample.choosing import pass_times
 from specsample.types import Model, Params
 
 # Tokens fed in one pass: a draft of 0, 1, 2, 4, 8 or 16, and the pending one.
@@ -128,7 +128,7 @@ class Speculative:
   plain_rounds: float  # the share of rounds that drafted nothing
   draft_ms: float
   verify_ms: float  # like overhead_ms, averaged over the widths of the rounds
-  verify_ms_by_width: dict[str, float]  # empty if there is only one width
+  verify_ms_by_width: dict[str, float]
   overhead_ms: float
   draft_percent: float  # of the sum of the three parts
   overhead_percent: float
@@ -268,25 +268,27 @@ def measure(
 
 def _passes(one, num_before, max_length):
   params = {'target': one.params}
-  found = measure_lib.pass_ms(
+  found = pass_times.passes(
     params, one.model, _ROWS, length=num_before, max_length=max_length
   )
   return Passes(
-    t_ms={str(rows): ms for rows, ms in found.items()},
+    t_ms={str(rows): 1e3 * min(seconds) for rows, seconds in found.items()},
     weight_bytes=roofline_lib.weight_bytes(params),
     cache_bytes=roofline_lib.cache_bytes(one.model, max_length),
   )
 
 
 def _speculative(method, stats, seconds, plain_tokens_per_s, parts, plain_ms):
-  of_rounds = {
-    name: part_times.of_lengths(vars(parts), name, len(stats.proposed) - 1)
-    for name in part_times.PARTS
-  }
-  draft_ms, verify_ms, overhead_ms = (
-    float(np.average(ms, weights=stats.proposed)) for ms in of_rounds.values()
+  draft_ms, rest_ms = round_times.settled(parts.draft_ms, parts.overhead_ms)
+  verify_ms, overhead_ms = (
+    float(
+      np.average(
+        round_times.by_drafts(by_width, len(stats.proposed) - 1),
+        weights=stats.proposed,
+      )
+    )
+    for by_width in (parts.verify_ms, rest_ms)
   )
-  draft_ms, overhead_ms = round_times.settled(draft_ms, overhead_ms)
   parts_ms = draft_ms + verify_ms + overhead_ms
   num_drafts = method.drafter.num_draft_tokens
   return Speculative(
@@ -301,7 +303,7 @@ def _speculative(method, stats, seconds, plain_tokens_per_s, parts, plain_ms):
     plain_rounds=stats.plain_rounds,
     draft_ms=draft_ms,
     verify_ms=verify_ms,
-    verify_ms_by_width=parts.verify_ms_by_width,
+    verify_ms_by_width=parts.verify_ms,
     overhead_ms=overhead_ms,
     draft_percent=100 * draft_ms / parts_ms,
     overhead_percent=100 * overhead_ms / parts_ms,

@@ -1,9 +1,5 @@
-"""Measurements on the devices: passes of the target, and memory bandwidth.
+"""The memory bandwidth of the devices."""
 
-Nothing is compiled inside a timed region.
-"""
-
-from collections.abc import Sequence
 import contextlib
 import time
 
@@ -13,8 +9,6 @@ import numpy as np
 
 from experiments.command import clock
 from specsample import sharding
-from specsample.choosing import pass_times
-from specsample.types import Model, Params
 
 # Far larger than any cache, so that the memory itself is read.
 _STREAM_BYTES = 1 << 28
@@ -61,29 +55,3 @@ def _memory_bandwidth(repeats):
       _, elapsed = clock.seconds(np.copyto, buffer, host)
       copies.append(elapsed)
   return max(2 * host.nbytes / min(copies), host.nbytes / min(reads))
-
-
-def pass_ms(
-  params: Params,
-  model: Model,
-  sizes: Sequence[int],
-  *,
-  length: int,
-  max_length: int,
-  passes: int = 4,
-  repeats: int = 25,
-) -> dict[int, float]:
-  """Returns the least milliseconds of a target pass, by its number of tokens.
-
-  The arguments are those of `pass_times.passes`; `passes` is its `times`.
-  """
-  found = pass_times.passes(
-    params,
-    model,
-    sizes,
-    length=length,
-    max_length=max_length,
-    times=passes,
-    repeats=repeats,
-  )
-  return {size: 1e3 * min(seconds) for size, seconds in found.items()}

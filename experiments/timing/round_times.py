@@ -14,9 +14,9 @@ import numpy as np
 from experiments import methods
 from experiments.command import clock
 from experiments.decoding import setup as setup_lib
-from experiments.timing import timed_loops
 import specsample
 from specsample import cost
+from specsample.choosing import loops as loops_lib
 from specsample.loop import step
 from specsample.types import DecodeState, DraftKind
 
@@ -34,13 +34,11 @@ class RoundTimes:
   plain_prefill_ms: float  # without a drafter, like the next
   plain_ms: float  # a round of autoregressive decoding
   draft_ms: float  # noise can make it negative, like overhead_ms; see `settled`
-  verify_ms: float  # the target's pass over K drafts
-  overhead_ms: float  # the rest of a round with such a pass
+  # By the width of the target's pass.
+  verify_ms: dict[str, float]
+  overhead_ms: dict[str, float]  # the rest, with the rule for so many drafts
   least_ms: float  # a whole round, in the fastest turn
   kind: DraftKind  # of the drafts
-  # By the width of the target's pass; empty if the drafter has only one width.
-  verify_ms_by_width: dict[str, float]
-  overhead_ms_by_width: dict[str, float]  # a rule also judges fewer drafts
 
 
 def times(
@@ -52,7 +50,7 @@ def times(
 ) -> RoundTimes:
   """Times the prefill, drafting, the target's pass over a draft, and a round.
 
-  Each is a compiled loop of `rounds` (timed_loops.py). All loops take turns,
+  Each is a compiled loop of `rounds` (loops_lib.py). All loops take turns,
   `repeats` times, with the prefill and with rounds of autoregressive decoding.
   For each loop, a call of no rounds is timed too and subtracted, because an
   answer is a single call.
@@ -74,9 +72,9 @@ def times(
   verify = setup.method.verify
   draft_and_score, score = _loops(setup)
   to_judge = functools.partial(
-    timed_loops.to_judge, setup.params, **setup.components
+    loops_lib.to_judge, setup.params, **setup.components
   )
-  judge = functools.partial(timed_loops.judged_rounds, verify=verify)
+  judge = functools.partial(loops_lib.judged_rounds, verify=verify)
   num_judged = _MORE * rounds
   widths = step.widths(setup.target.model, setup.method.drafter)
 
@@ -92,13 +90,13 @@ def times(
     for _ in range(2):  # the first call after another program is slower
       state = timed('plain call', plain.advance, state, 0)
     state = timed('plain rounds', plain.advance, state, rounds)
-    taken['plain done'] = int(timed_loops.most_rounds(state))
+    taken['plain done'] = int(loops_lib.most_rounds(state))
     state = timed('prefill', setup.prefill, prompts)
     for _ in range(2):
       state, _ = timed('drafted call', draft_and_score, state, rounds=0)
     state, draft = timed('drafted', draft_and_score, state, rounds=rounds)
-    taken['drafted width'] = int(timed_loops.most_drafts(draft))
-    by_width = {w: timed_loops.of_width(draft, width=w) for w in widths}
+    taken['drafted width'] = int(loops_lib.most_drafts(draft))
+    by_width = {w: loops_lib.of_width(draft, width=w) for w in widths}
     jax.block_until_ready(by_width)
     for _ in range(2):
       state = timed('pass call', score, state, draft, rounds=0)
@@ -113,7 +111,7 @@ def times(
     for _ in range(2):
       state = timed('call', setup.advance, state, 0)
     state = timed('rounds', setup.advance, state, rounds)
-    taken['done'] = int(timed_loops.most_rounds(state))
+    taken['done'] = int(loops_lib.most_rounds(state))
     return taken, state
 
   _, state = turn()  # compiles
@@ -143,10 +141,10 @@ def widths_of_rounds(
     rounds: rounds to decode; fewer are decoded if all rows are done before.
     widths: the drafter's widths. The row with the most drafts decides.
   """
-  counts = [np.asarray(timed_loops.num_by_drafts(state))]
+  counts = [np.asarray(loops_lib.num_by_drafts(state))]
   for _ in range(rounds):
     state = decode_one(state)
-    counts.append(np.asarray(timed_loops.num_by_drafts(state)))
+    counts.append(np.asarray(loops_lib.num_by_drafts(state)))
   lengths = [np.flatnonzero(new) for new in np.diff(counts, axis=0)]
   return [cost.width_of(int(x.max()), widths) for x in lengths if x.size]
 
@@ -186,38 +184,47 @@ def medians(
   round_ms = less('rounds', 'call') / of('done')
   mean = lambda by_width: np.mean([by_width[w] for w in of_rounds], axis=0)
   rest_ms = round_ms - draft_ms - mean(passes_ms) - mean(rule_ms)
-  verify_ms = {width: median(passes_ms[width]) for width in widths}
-  overhead_ms = {width: median(rest_ms + rule_ms[width]) for width in widths}
-  by_width = lambda times: (
-    {str(width): ms for width, ms in times.items()} if len(widths) > 1 else {}
-  )
   return RoundTimes(
     prefill_ms=median(ms('prefill')),
     plain_prefill_ms=median(ms('plain prefill')),
     plain_ms=median(plain_ms),
     draft_ms=median(draft_ms),
-    verify_ms=verify_ms[widths[-1]],
-    overhead_ms=overhead_ms[widths[-1]],
+    verify_ms={str(w): median(passes_ms[w]) for w in widths},
+    overhead_ms={str(w): median(rest_ms + rule_ms[w]) for w in widths},
     least_ms=float(np.min(round_ms)),
     kind=kind,
-    verify_ms_by_width=by_width(verify_ms),
-    overhead_ms_by_width=by_width(overhead_ms),
   )
 
 
-def settled(draft_ms: float, overhead_ms: float) -> tuple[float, float]:
+def settled(
+  draft_ms: float, overhead_ms: Mapping[str, float]
+) -> tuple[float, dict[str, float]]:
   """Sets a negative draft_ms to 0 and lowers overhead_ms by as much.
 
   This is for means: if noise around 0 were cut off in every single difference,
   the mean would come out too large.
   """
   hidden = min(0.0, draft_ms)
-  return draft_ms - hidden, overhead_ms + hidden
+  return draft_ms - hidden, {w: ms + hidden for w, ms in overhead_ms.items()}
+
+
+def by_drafts(by_width: Mapping[str, float], most_drafts: int) -> np.ndarray:
+  """Returns the milliseconds [K + 1] of a part in rounds of 0, 1, ... drafts.
+
+  Args:
+    by_width: the part's milliseconds, as in `RoundTimes`.
+    most_drafts: K. For a tree, its depth: a draft of depth i is then counted at
+      the first width of at least i nodes.
+  """
+  widths = sorted(map(int, by_width))
+  return np.asarray(
+    [by_width[str(cost.width_of(i, widths))] for i in range(most_drafts + 1)]
+  )
 
 
 def _loops(setup):
   """Returns loops of drafting and target passes, and of target passes alone."""
-  loops = timed_loops.drafted_rounds, timed_loops.target_rounds
+  loops = loops_lib.drafted_rounds, loops_lib.target_rounds
   draft_and_score, score = (
     functools.partial(loop, setup.params, **setup.components) for loop in loops
   )

@@ -1,20 +1,16 @@
 """Times of the target's passes and of drafting on the devices at hand."""
 
 from collections.abc import Sequence
-import dataclasses
 import functools
-import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specsample import sampling as sampling_lib
 from specsample import sharding
-from specsample import verify
+from specsample.choosing import loops
 from specsample.loop import initial
 from specsample.loop import request
-from specsample.loop import step
 from specsample.types import Drafter, Model, Params
 
 
@@ -31,7 +27,7 @@ def passes(
 ) -> dict[int, list[float]]:
   """Times passes of the target over several numbers of tokens per row.
 
-  The sizes take turns, so that a slowdown of the machine affects all of them.
+  The sizes take turns.
 
   Args:
     params: {'target': ...}.
@@ -47,29 +43,23 @@ def passes(
     The seconds per pass, [repeats] for each size.
   """
   rows = sharding.batch_parts() if batch is None else batch
-  taken: dict[int, list[float]] = {size: [] for size in sizes}
-  of_calls: dict[int, list[float]] = {size: [] for size in sizes}
-  for repeat in range(repeats + 1):
-    for size in sizes:
-      for count, found in ((0, of_calls[size]), (times, taken[size])):
-        begin = time.perf_counter()
-        jax.block_until_ready(
-          _passes(
-            params,
-            length,
-            model=model,
-            rows=rows,
-            num_tokens=size,
-            max_length=max_length + max(sizes),
-            times=count,
-          )
-        )
-        if repeat:  # the first one compiles
-          found.append(time.perf_counter() - begin)
-  return {
-    size: [(x - min(of_calls[size])) / times for x in found]
-    for size, found in taken.items()
-  }
+
+  def of_size(size):
+    return lambda count: loops.passes(
+      params,
+      length,
+      model=model,
+      rows=rows,
+      num_tokens=size,
+      max_length=max_length + max(sizes),
+      times=count,
+    )
+
+  return loops.in_turns(
+    {size: functools.partial(of_size, size) for size in sizes},
+    count=times,
+    repeats=repeats,
+  )
 
 
 def drafting(
@@ -110,46 +100,8 @@ def drafting(
     max_length=None,
   )
   state = initial.state(params, checked, model=model, drafter=drafter)
-  taken: dict[int, list[float]] = {0: [], times: []}
-  for repeat in range(repeats + 1):
-    for count, found in taken.items():
-      begin = time.perf_counter()
-      jax.block_until_ready(
-        _drafts(params, state, model=model, drafter=drafter, times=count)
-      )
-      if repeat:
-        found.append(time.perf_counter() - begin)
-  return [(x - min(taken[0])) / times for x in taken[times]]
-
-
-@functools.partial(
-  jax.jit, static_argnames=('model', 'rows', 'num_tokens', 'max_length')
-)
-def _passes(params, length, *, model, rows, num_tokens, max_length, times):
-  inputs = 1 + sharding.zeros((rows, num_tokens), jnp.int32, 'batch', None)
-  length += sharding.zeros((rows,), jnp.int32, 'batch')
-
-  def body(_, carry):
-    inputs, cache = carry
-    output, cache = model.apply(params['target'], inputs, cache)
-    # Never true, but makes the next pass depend on all logits.
-    moved = jnp.any(output.logits == jnp.inf, axis=(1, 2))
-    return inputs + moved[:, None], model.commit(cache, length)
-
-  cache = model.commit(model.init_cache(rows, max_length), length)
-  return jax.lax.fori_loop(0, times, body, (inputs, cache))[0]
-
-
-@functools.partial(jax.jit, static_argnames=('model', 'drafter'))
-def _drafts(params, state, *, model, drafter, times):
-  def body(_, state):
-    draft, own = step.propose(
-      params, state, model=model, drafter=drafter, verify=verify.chain
-    )
-    # Never true, but makes the next draft depend on this one.
-    moved = jnp.any(draft.tokens < -1, axis=-1)
-    return dataclasses.replace(
-      state, tokens=state.tokens + moved[:, None], draft=own
-    )
-
-  return jax.lax.fori_loop(0, times, body, state).tokens
+  draft = lambda count: loops.drafted_alone(
+    params, state, model=model, drafter=drafter, times=count
+  )
+  found = loops.in_turns({'draft': lambda: draft}, count=times, repeats=repeats)
+  return found['draft']

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
-import time
+import functools
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 from specsample import sampling as sampling_lib
 from specsample import types
 from specsample import verify
+from specsample.choosing import loops
 from specsample.drafters import adaptive
 from specsample.loop import decode
 from specsample.policies import policy
@@ -68,8 +69,7 @@ def seconds(
 ) -> dict[str, list[float]]:
   """Times rounds whose drafts have each number of nodes, and rounds without.
 
-  All run one executable, that of an `Adaptive` drafter, and take turns, so that
-  a slowdown of the machine affects all of them.
+  All run one executable, that of an `Adaptive` drafter, and take turns.
 
   Args:
     params: {'target': ..., 'drafter': ...}.
@@ -105,23 +105,18 @@ def seconds(
     sampling=sampling_lib.Sampling(temperature=0.0),
     **components,
   )
-  taken: dict[str, list[float]] = {name: [] for name in sizes}
-  of_calls: dict[str, list[float]] = {name: [] for name in sizes}
-  for repeat in range(repeats + 1):
-    for name, of_rounds in sizes.items():
-      for count, found in ((0, of_calls[name]), (rounds, taken[name])):
-        state = jax.block_until_ready(_sized(start, of_rounds))
-        begin = time.perf_counter()
-        after = decode.advance(
-          params, state, max_rounds=np.int32(count), **components
-        )
-        jax.block_until_ready(after)
-        if repeat:  # the first one compiles
-          found.append(time.perf_counter() - begin)
-  return {
-    name: [(x - min(of_calls[name])) / rounds for x in found]
-    for name, found in taken.items()
-  }
+
+  def of_size(size):
+    state = jax.block_until_ready(_sized(start, size))
+    return lambda count: decode.advance(
+      params, state, max_rounds=np.int32(count), **components
+    )
+
+  return loops.in_turns(
+    {name: functools.partial(of_size, size) for name, size in sizes.items()},
+    count=rounds,
+    repeats=repeats,
+  )
 
 
 def _sized(start, size):

@@ -182,6 +182,12 @@ def propose(
   return drafts.compact(draft) if has_part_widths else draft, draft_state
 
 
+def abstract_draft(params: Params, state: DecodeState, **components) -> Draft:
+  """Returns the shapes and the kind of a draft; nothing is computed."""
+  of = functools.partial(propose, **components)
+  return jax.eval_shape(of, params, state)[0]
+
+
 def _check_proposed(proposed, drafter):
   name, most = type(drafter).__name__, drafter.num_draft_tokens
   is_pair = isinstance(proposed, tuple) and len(proposed) == 2

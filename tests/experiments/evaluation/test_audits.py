@@ -41,7 +41,7 @@ def _journal(folder, outputs):
   """Writes an evaluation's journal, given each method's output per prompt."""
   journal = journal_lib.Journal(folder, {})
   for method, of_prompts in outputs.items():
-    times = {'draft_ms': 1.0, 'overhead_ms': 1.0, 'law': 'point_mass'}
+    times = {'draft_ms': 1.0, 'overhead_ms': {'0': 1.0}, 'kind': 'point_mass'}
     journal.add(('parts', method, 0), times)
     for i, tokens in enumerate(of_prompts):
       generation = rows.Generation(

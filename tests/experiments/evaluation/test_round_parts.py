@@ -67,7 +67,7 @@ def test_times_are_means_over_the_visits(tmp_path):
   journal = journal_lib.Journal(tmp_path, {})
   add = lambda name, i, ms, kind: journal.add(
     (round_parts.KIND, name, i),
-    {'draft_ms': ms, 'overhead_ms': 1.0, 'law': kind},
+    {'draft_ms': ms, 'overhead_ms': {'3': 1.0}, 'kind': kind},
   )
   for i, ms in enumerate((1.0, 2.0, 6.0)):
     add('mtp', i, ms, 'sampled')
@@ -75,23 +75,21 @@ def test_times_are_means_over_the_visits(tmp_path):
     add('mtp, tree', i, 9.0, 'x')
   assert round_parts.means(journal, 'mtp') == {
     'draft_ms': 3.0,
-    'overhead_ms': 1.0,
-    'overhead_ms_by_width': {},
-    'law': 'sampled',
+    'overhead_ms': {'3': 1.0},
+    'kind': 'sampled',
   }
 
 
 def test_passes_of_each_width_have_a_mean(tmp_path):
   journal = journal_lib.Journal(tmp_path, {})
   for i, (plain, wide) in enumerate(((10.0, 14.0), (12.0, 18.0))):
-    times = {'draft_ms': 1.0, 'overhead_ms': 1.0}
-    times['verify_ms_by_width'] = {'0': plain, '4': wide}
-    times |= {'draft_ms': -2.0, 'overhead_ms_by_width': {'0': 3.0, '4': 5.0}}
+    times = {'draft_ms': -2.0, 'verify_ms': {'0': plain, '4': wide}}
+    times['overhead_ms'] = {'0': 3.0, '4': 5.0}
     journal.add((round_parts.KIND, 'ngram', i), times)
   found = round_parts.means(journal, 'ngram')
-  assert found['verify_ms_by_width'] == {'0': 11.0, '4': 16.0}
+  assert found['verify_ms'] == {'0': 11.0, '4': 16.0}
   # The negative drafting time is taken off the overhead of every width.
-  assert found['overhead_ms_by_width'] == {'0': 1.0, '4': 3.0}
+  assert found['overhead_ms'] == {'0': 1.0, '4': 3.0}
 
 
 def test_whole_rounds_are_as_wide_as_they_were():
@@ -107,25 +105,23 @@ def test_whole_rounds_are_as_wide_as_they_were():
   found = round_times.medians(
     [turn] * 3, 4, (0, 4), (0, 0, 4, 0), kind=DraftKind.POINT_MASS
   )
-  assert found.verify_ms == pytest.approx(10)
-  assert found.verify_ms_by_width == pytest.approx({'0': 5, '4': 10})
+  assert found.verify_ms == pytest.approx({'0': 5, '4': 10})
   # The pass over four tokens read the draft of two.
   assert found.draft_ms == pytest.approx(1)
   # In three rounds of four the rule took half a millisecond less.
   rest = 10 - 1 - 25 / 4
-  assert found.overhead_ms == pytest.approx(rest + 0.375)
   expected = {'0': rest - 0.125, '4': rest + 0.375}
-  assert found.overhead_ms_by_width == pytest.approx(expected)
+  assert found.overhead_ms == pytest.approx(expected)
   always = round_times.medians([turn], 4, (4,), (4,), kind=DraftKind.SAMPLED)
-  assert always.overhead_ms == pytest.approx(10 - 1 - 10)
-  assert always.verify_ms_by_width == always.overhead_ms_by_width == {}
+  assert always.verify_ms == pytest.approx({'4': 10})
+  assert always.overhead_ms == pytest.approx({'4': 10 - 1 - 10})
 
 
 def test_noise_around_nothing_is_nothing(tmp_path):
   journal = journal_lib.Journal(tmp_path, {})
   for i, ms in enumerate((-3.0, 1.0, 0.5)):
-    times = {'draft_ms': ms, 'overhead_ms': 2.0}
+    times = {'draft_ms': ms, 'overhead_ms': {'0': 2.0}}
     journal.add((round_parts.KIND, 'ngram', i), times)
   # The total time of a round stays the same.
   found = round_parts.means(journal, 'ngram')
-  assert (found['draft_ms'], found['overhead_ms']) == (0.0, 1.5)
+  assert (found['draft_ms'], found['overhead_ms']) == (0.0, {'0': 1.5})

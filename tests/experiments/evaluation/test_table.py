@@ -65,12 +65,12 @@ def in_batches():
     'plain_prefill_ms': 50,
     'plain_ms': 20,
     'prefill_tokens': 64,
-    'overhead_ms': 3,
-    'law': 'sampled',
+    'overhead_ms': {'1': 3},
+    'kind': 'sampled',
   }
   parts = {
-    'autoregressive': {'prefill_ms': 50, 'draft_ms': 0, 'verify_ms': 17},
-    'ngram': {'prefill_ms': 60, 'draft_ms': 1, 'verify_ms': 21},
+    'autoregressive': {'prefill_ms': 50, 'draft_ms': 0, 'verify_ms': {'1': 17}},
+    'ngram': {'prefill_ms': 60, 'draft_ms': 1, 'verify_ms': {'1': 21}},
   }
   method = methods.Method(specsample.drafters.Ngram(num_draft_tokens=1))
   return table.Table(
@@ -148,8 +148,8 @@ def test_a_prediction_uses_the_parts_and_the_counts_alone(in_batches):
 
 # A round without a draft is faster.
 _WIDE = {
-  'verify_ms_by_width': {'0': 15, '1': 21},
-  'overhead_ms_by_width': {'0': 2, '1': 4},
+  'verify_ms': {'0': 15, '1': 21},
+  'overhead_ms': {'0': 2, '1': 4},
 }
 
 
@@ -182,7 +182,7 @@ def test_rounds_cost_what_their_widths_cost(in_batches):
   # Three prefills; one round in four is wide.
   method = 3 * 60 + (5 + 3 + 7) * (1 + 16.5 + 2.5)
   assert row.predicted_speedup == pytest.approx(baseline / method)
-  # Without times by width all rounds count as wide, as in older results.
+  # Without drafts all rounds are as wide where there is only one width.
   row = _row(in_batches.rows, 'ngram', 'overall')
   assert (row.verify_ms, row.verify_ms_by_width) == (21, None)
   assert row.plain_rounds == 0
@@ -301,7 +301,7 @@ def test_a_terminal_has_the_speedup_first_and_explains_a_negative_rest(
   # The last lines of the headings.
   assert text.index('speedup') < text.index('rounds')
   assert 'A negative rest is noise' not in text
-  below = in_batches.parts['ngram'] | {'overhead_ms': -2.34}
+  below = in_batches.parts['ngram'] | {'overhead_ms': {'1': -2.34}}
   parts = in_batches.parts | {'ngram': below}
   text = show(dataclasses.replace(in_batches, parts=parts))
   assert '-2.34' in text and 'A negative rest is noise' in text

@@ -1,22 +1,92 @@
-"""The compiled loops that are timed as parts of a round of decoding.
+"""The compiled loops that are timed as parts of a round, and their timing.
 
 Every turn of a loop must do all the work of a round. The compiler must not drop
 a computation because nothing reads its result, nor move it out of the loop
 because its inputs do not change.
 """
 
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from experiments import methods
 from specsample import drafts
 from specsample import sharding
+from specsample import verify as verify_lib
 from specsample.loop import certified
 from specsample.loop import step
 from specsample.types import Array, Draft, DraftKind
+
+
+def in_turns(
+  loops: Mapping[Any, Callable[[], Callable[[int], Any]]],
+  *,
+  count: int,
+  repeats: int,
+) -> dict[Any, list[float]]:
+  """Times loops that take turns, so that a slowdown affects all of them.
+
+  Args:
+    loops: by name, what makes a loop ready, untimed. A loop takes how often its
+      body is to run.
+    count: how often the body runs; the least time of a call that does not run
+      it is subtracted.
+    repeats: how often each loop is timed, after a first time that compiles.
+
+  Returns:
+    The seconds per run of the body, [repeats] for each loop.
+  """
+  calls: dict[Any, list[float]] = {name: [] for name in loops}
+  taken: dict[Any, list[float]] = {name: [] for name in loops}
+  for repeat in range(repeats + 1):
+    for name, ready in loops.items():
+      for times, found in ((0, calls[name]), (count, taken[name])):
+        loop = ready()
+        begin = time.perf_counter()
+        jax.block_until_ready(loop(times))
+        if repeat:
+          found.append(time.perf_counter() - begin)
+  return {
+    name: [(x - min(calls[name])) / count for x in found]
+    for name, found in taken.items()
+  }
+
+
+@functools.partial(
+  jax.jit, static_argnames=('model', 'rows', 'num_tokens', 'max_length')
+)
+def passes(params, length, *, model, rows, num_tokens, max_length, times):
+  inputs = 1 + sharding.zeros((rows, num_tokens), jnp.int32, 'batch', None)
+  length += sharding.zeros((rows,), jnp.int32, 'batch')
+
+  def body(_, carry):
+    inputs, cache = carry
+    output, cache = model.apply(params['target'], inputs, cache)
+    # Never true, but makes the next pass depend on all logits.
+    moved = jnp.any(output.logits == jnp.inf, axis=(1, 2))
+    return inputs + moved[:, None], model.commit(cache, length)
+
+  cache = model.commit(model.init_cache(rows, max_length), length)
+  return jax.lax.fori_loop(0, times, body, (inputs, cache))[0]
+
+
+@functools.partial(jax.jit, static_argnames=('model', 'drafter'))
+def drafted_alone(params, state, *, model, drafter, times):
+  def body(_, state):
+    draft, own = step.propose(
+      params, state, model=model, drafter=drafter, verify=verify_lib.chain
+    )
+    # Never true, but makes the next draft depend on this one.
+    moved = jnp.any(draft.tokens < -1, axis=-1)
+    return dataclasses.replace(
+      state, tokens=state.tokens + moved[:, None], draft=own
+    )
+
+  return jax.lax.fori_loop(0, times, body, state).tokens
 
 
 @functools.partial(jax.jit, static_argnames=('width',))
@@ -56,7 +126,7 @@ def drafted_rounds(params, state, *, model, drafter, verify, rounds):
   The draft is without probabilities and signals (see `_shape`).
   """
   components = {'model': model, 'drafter': drafter, 'verify': verify}
-  abstract = methods.abstract_draft(params, state, **components)
+  abstract = step.abstract_draft(params, state, **components)
   rows = lambda x: sharding.zeros(x.shape, x.dtype, 'batch', None)
   nothing = jax.tree.map(rows, _shape(abstract))
   path = _root(state, abstract)
@@ -152,7 +222,7 @@ def to_judge(params, state, draft, *, width, model, drafter, verify):
   As after a pass over `width` drafts, a chain is cut to `width` tokens; a tree
   has all its nodes.
   """
-  abstract = methods.abstract_draft(
+  abstract = step.abstract_draft(
     params, state, model=model, drafter=drafter, verify=verify
   )
   batch, num_drafts = draft.tokens.shape

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from experiments.timing import round_times
-from experiments.timing import timed_loops
 import specsample
 from specsample import drafters
 from specsample import testing
+from specsample.choosing import loops
 from specsample.loop import step
 from specsample.types import Draft, DraftKind
 from specsample.verify import chain
@@ -43,14 +43,12 @@ def test_a_timed_pass_of_the_target_unembeds(drafter, verify, num_products):
     log_probs=False,
     **components,
   )
-  lowered = timed_loops.drafted_rounds.lower(
-    params, state, rounds=2, **components
-  )
+  lowered = loops.drafted_rounds.lower(params, state, rounds=2, **components)
   # One for each width; a round runs one of them.
   num_widths = len(step.widths(_MODEL, drafter))
   assert _num_unembeddings(lowered) == num_products * num_widths
   _, draft = lowered.out_info
-  lowered = timed_loops.target_rounds.lower(
+  lowered = loops.target_rounds.lower(
     params, state, draft, rounds=2, **components
   )
   assert _num_unembeddings(lowered) == num_products * num_widths
@@ -86,8 +84,8 @@ def test_a_draft_of_a_width_is_read_in_a_pass_over_it(drafter):
     parents=None if topology is None else np.asarray([topology.parents] * 2),
   )
   for width in range(5):
-    found = timed_loops.of_width(draft, width=width)
-    assert timed_loops.most_drafts(found) == width
+    found = loops.of_width(draft, width=width)
+    assert loops.most_drafts(found) == width
     assert found.tokens.shape == draft.tokens.shape
 
 
