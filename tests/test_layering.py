@@ -46,7 +46,7 @@ _LAYERS = (
   ('loop.certified',),
   ('loop.request',),
   ('loop.initial', 'loop.step'),
-  ('loop.decode', 'choosing.loops', 'choosing.promises'),
+  ('loop.decode', 'choosing.loops', 'choosing.estimates'),
   ('loop.refill', 'loop.turns', 'choosing.pass_times'),
   ('loop.continuous', 'loop.rollout'),
   ('training', 'vocabularies.slem', 'choosing'),

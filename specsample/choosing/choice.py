@@ -14,7 +14,7 @@ from specsample import drafters
 from specsample import files
 from specsample import policies
 from specsample import verify as verify_lib
-from specsample.choosing import promises as promises_lib
+from specsample.choosing import estimates
 from specsample.choosing import round_costs
 from specsample.loading import card as card_lib
 from specsample.loading import drafter as drafter_lib
@@ -92,48 +92,43 @@ def auto(
     *('target', target, load.Loaded), 'give what specsample.load returned'
   )
   batch_size = round_costs.rows(batch_size)
-  times = round_costs.pass_seconds(target, batch_size)
-  if round_costs.is_uneven(times):
-    low, high = 1e3 * min(map(min, times.values())), 1e3 * max(times['1'])
+  seconds = round_costs.pass_seconds(target, batch_size)
+  if round_costs.is_uneven(seconds):
+    low, high = 1e3 * min(map(min, seconds.values())), 1e3 * max(seconds['1'])
     return Choice(
       drafter=drafters.NoDraft(),
       reason=f'decodes plainly: a pass took {low:.3g} to {high:.3g} ms, which '
       'is too uneven to tell what pays off; try again on a quiet machine',
     )
-  passes = round_costs.pass_times_of(times, batch_size)
+  passes = round_costs.pass_times_of(seconds)
+  length, stores = 0, []
   if drafter is not None:
-    promise = _promise_of(drafter, target, passes, batch_size)
-    if promise.speedup <= 1:
+    found = [_of_drafter(drafter, target, passes, batch_size)]
+    if found[0].speedup <= 1:
       return Choice(
         drafter=drafters.NoDraft(),
-        reason=f'decodes plainly: {_short(promise)} promises '
-        f'{promise.speedup:.2f}x here',
+        reason=f'decodes plainly: {_short(found[0])} promises '
+        f'{found[0].speedup:.2f}x here',
       )
-    return _choice(
-      target,
-      length=0,
-      costs=round_costs.if_drafting_is_free(
-        passes, batch_size, max(_REMEMBERED)
-      ),
-      stores=[],
-      trained=promise,
-      others=[promise],
+    best: estimates.Estimate | None = found[0]
+  else:
+    length = remembered_length(passes, batch_size)
+    stores = sorted(
+      name
+      for name, folder in card_lib.shipped(store_files.NAME).items()
+      if files.read_json(files.at(folder / store_files.NAME)).get('target')
+      == target.fingerprint
     )
-  stores = [
-    name
-    for name, folder in card_lib.shipped(store_files.NAME).items()
-    if files.read_json(files.at(folder / store_files.NAME)).get('target')
-    == target.fingerprint
-  ]
-  length = remembered_length(passes, batch_size)
-  trained, promised = _trained(target, passes, batch_size)
+    best, found = _best_shipped(target, passes, batch_size)
+  # Looking up remembered drafts takes no time.
+  free = estimates.RoundTimes(passes, [0.0] * (1 + max(_REMEMBERED)))
   return _choice(
     target,
     length=length,
-    costs=round_costs.if_drafting_is_free(passes, batch_size, max(_REMEMBERED)),
-    stores=sorted(stores),
-    trained=trained,
-    others=promised,
+    costs=free.costs(),
+    stores=stores,
+    trained=best,
+    others=found,
   )
 
 
@@ -141,23 +136,24 @@ def remembered_length(passes: cost.PassTimes, batch_size: int) -> int:
   """Returns the best length of remembered drafts, 0 if none would pay off.
 
   A round of several rows is as wide as the longest of their drafts.
+
+  Args:
+    passes: t(n), of the target's pass over n tokens of each row.
+    batch_size: number of rows.
   """
-  return max(
-    (0, *_REMEMBERED), key=lambda length: _gain(passes, batch_size, length)
-  )
-
-
-def _gain(passes, batch_size, length):
-  """Returns the speedup that remembered drafts of this length promise."""
   wide = 1 - (1 - _REMEMBERED_SHARE) ** batch_size
-  kept = cost.expected_tokens(_REMEMBERED_ACCEPTANCE, length) - 1
-  more = promises_lib.ratio(passes, batch_size, length) - 1
-  return (1 + _REMEMBERED_SHARE * kept) / (1 + wide * more)
+
+  def speedup(length):
+    kept = cost.expected_tokens(_REMEMBERED_ACCEPTANCE, length) - 1
+    more = passes(1 + length) / passes(1) - 1
+    return (1 + _REMEMBERED_SHARE * kept) / (1 + wide * more)
+
+  return max((0, *_REMEMBERED), key=speedup)
 
 
-def _trained(
+def _best_shipped(
   target: load.Loaded, passes: cost.PassTimes, batch_size: int
-) -> tuple[promises_lib.Promise | None, list[promises_lib.Promise]]:
+) -> tuple[estimates.Estimate | None, list[estimates.Estimate]]:
   """Chooses one of the drafters that ship for the target.
 
   A drafter is loaded and timed only if, with free drafting, it would pay off
@@ -165,40 +161,40 @@ def _trained(
 
   Args:
     target: the model to decode with.
-    passes: the times of its passes.
+    passes: t(n), of its pass over n tokens of each row.
     batch_size: number of rows.
 
   Returns:
-    The most promising drafter that pays off, None if there is none; and the
-    promises of all drafters, the best of those that were timed first.
+    The estimate of the fastest drafter that pays off, None if there is none;
+    and those of all drafters, the best of those that were timed first.
   """
-  gain = lambda promise: promise.speedup
+  gain = lambda estimate: estimate.speedup
   cards = _cards(target)
-  free = [_promise(*card, passes, batch_size, None) for card in cards.items()]
+  free = [_estimate(*card, passes, None) for card in cards.items()]
   best, timed, others = None, [], []
-  for promised in sorted(free, key=gain, reverse=True):
-    is_timed = promised.speedup >= _MARGIN
+  for estimate in sorted(free, key=gain, reverse=True):
+    is_timed = estimate.speedup >= _MARGIN
     if best is not None:
-      is_timed &= promised.speedup > best.speedup
+      is_timed &= estimate.speedup > best.speedup
     if not is_timed:
-      others.append(promised)
+      others.append(estimate)
       continue
-    name = promised.name
+    name = estimate.name
     loaded = drafter_lib.load_drafter(name, target)
-    promised = _timed(name, loaded, cards[name], target, passes, batch_size)
-    if promised.speedup >= _MARGIN:
-      best = max(best or promised, promised, key=gain)
-    timed.append(promised)
+    estimate = _timed(name, loaded, cards[name], target, passes, batch_size)
+    if estimate.speedup >= _MARGIN:
+      best = max(best or estimate, estimate, key=gain)
+    timed.append(estimate)
   return best, sorted(timed, key=gain, reverse=True) + others
 
 
-def _promise_of(
+def _of_drafter(
   name_or_path: str | os.PathLike[str],
   target: load.Loaded,
   passes: cost.PassTimes,
   batch_size: int,
-) -> promises_lib.Promise:
-  """Returns the promise of one drafter; see `auto`."""
+) -> estimates.Estimate:
+  """Returns the estimate of one drafter; see `auto`."""
   name = files.name_of(name_or_path)
   loaded = drafter_lib.load_drafter(name, target)
   measured = card_lib.measured(loaded.card)
@@ -213,29 +209,29 @@ def _promise_of(
 
 
 def _timed(name, loaded, measured, target, passes, batch_size):
-  """Returns the best promise of a drafter by its own times."""
+  """Returns the best estimate of a drafter by its own times."""
   of_drafter = loaded.drafter, loaded.params
   seconds = round_costs.drafting_seconds(target, *of_drafter, batch_size)
-  given = name, measured, passes, batch_size, seconds
-  promised = _promise(*given)
-  if promised.num_nodes is None or promised.speedup <= 1:
-    return promised
+  given = name, measured, passes, seconds
+  estimate = _estimate(*given)
+  if estimate.num_nodes is None or estimate.speedup <= 1:
+    return estimate
   # Whole rounds of trees may take longer than their parts do.
-  trees = _trees(loaded, promised)
+  trees = _trees(loaded, estimate)
   budget = round_costs.budget(
     target, trees, loaded.params, batch_size=batch_size
   )
-  return _promise(*given, budget)
+  return _estimate(*given, budget)
 
 
-def _trees(loaded, promise):
+def _trees(loaded, estimate):
   return drafters.LatticeTree(
-    drafter=loaded.drafter, num_draft_tokens=promise.num_nodes
+    drafter=loaded.drafter, num_draft_tokens=estimate.num_nodes
   )
 
 
-def _promise(name, measured, passes, batch_size, seconds, budget=None):
-  """Returns the best promise of a chain and, if the card allows it, of trees.
+def _estimate(name, measured, passes, seconds, budget=None):
+  """Returns the best estimate of a chain and, if the card allows it, of trees.
 
   Drafting a level of a tree is taken to be as fast as a token of a chain.
   """
@@ -246,16 +242,15 @@ def _promise(name, measured, passes, batch_size, seconds, budget=None):
   if seconds is None:
     seconds = [0.0] * (len(shares) + 1)
   # Passes over more tokens were not timed.
-  seconds = seconds[: len(shares) + 1]
-  given = passes, batch_size, seconds
-  promised = [promises_lib.of_chain(name, shares, *given)]
+  times = estimates.RoundTimes(passes, seconds[: len(shares) + 1])
+  found = [estimates.of_chain(name, shares, times)]
   if by_rank := measured.get('acceptance_by_rank'):
-    by_rank = by_rank[: len(seconds) - 1]
-    promised.append(promises_lib.of_trees(name, by_rank, *given, most))
+    by_rank = by_rank[: len(times.drafting) - 1]
+    found.append(estimates.of_trees(name, by_rank, times, most))
   by_nodes = measured.get('tokens_by_nodes', {})
   if by_nodes := {n: x for n, x in by_nodes.items() if int(n) <= most}:
-    promised.append(promises_lib.of_lattice(name, by_nodes, *given, budget))
-  return max(promised, key=lambda x: x.speedup)
+    found.append(estimates.of_lattice(name, by_nodes, times, budget))
+  return max(found, key=lambda estimate: estimate.speedup)
 
 
 def _cards(target: load.Loaded) -> dict[str, dict[str, Any]]:
@@ -298,21 +293,21 @@ def _choice(target, *, length, costs, stores, trained, others) -> Choice:
 
 
 def _adaptive(
-  target: load.Loaded, promise: promises_lib.Promise
+  target: load.Loaded, estimate: estimates.Estimate
 ) -> tuple[Drafter, Verifier, Params]:
   """Returns a trained drafter that drafts as much as pays, and its rule."""
-  if promise.budget is not None:
-    loaded = drafter_lib.load_drafter(promise.name, target)
-    trees = _trees(loaded, promise)
-    drafter = drafters.Adaptive(drafter=trees, policies=(promise.budget,))
+  if estimate.budget is not None:
+    loaded = drafter_lib.load_drafter(estimate.name, target)
+    trees = _trees(loaded, estimate)
+    drafter = drafters.Adaptive(drafter=trees, policies=(estimate.budget,))
     return drafter, verify_lib.tree, loaded.params
-  loaded = drafter_lib.load_drafter(promise.name, target, promise.depth)
+  loaded = drafter_lib.load_drafter(estimate.name, target, estimate.depth)
   inner: Drafter = loaded.drafter
   verify: Verifier = verify_lib.chain
-  if promise.topology is not None:
-    inner = drafters.Tree(drafter=inner, topology=promise.topology)
+  if estimate.topology is not None:
+    inner = drafters.Tree(drafter=inner, topology=estimate.topology)
     verify = verify_lib.tree
-  fastest = policies.Fastest(costs=promise.costs, whole_batch=True)
+  fastest = policies.Fastest(costs=estimate.costs, whole_batch=True)
   drafter = drafters.Adaptive(drafter=inner, policies=(fastest,))
   return drafter, verify, loaded.params
 
@@ -351,5 +346,5 @@ def _reason(length, costs, stores, trained, others) -> str:
   )
 
 
-def _short(promise):
-  return promise.name.rpartition('/')[2]
+def _short(estimate):
+  return estimate.name.rpartition('/')[2]

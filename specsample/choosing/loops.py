@@ -245,10 +245,12 @@ def judged_rounds(state, draft, target_probs, *, verify, rounds):
 
   def body(_, carry):
     # The barrier keeps the rule inside the loop; outside, it would run once.
-    carry, *given = jax.lax.optimization_barrier((carry, draft, target_probs))
+    carry, drafted, probs = jax.lax.optimization_barrier(
+      (carry, draft, target_probs)
+    )
     length, round_ = carry
     now = dataclasses.replace(state, length=length, round=round_)
-    verdict = step.judge(now, *given, verify)
+    verdict = step.judge(now, drafted, probs, verify)
     # Never true, as in `_scored`.
     moved = (verdict.num_accepted < 0) | (verdict.next_token < 0)
     if verdict.path is not None:

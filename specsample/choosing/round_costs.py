@@ -11,9 +11,9 @@ from specsample import checks
 from specsample import cost
 from specsample import policies
 from specsample import sharding
+from specsample.choosing import estimates
 from specsample.choosing import measured_here
 from specsample.choosing import pass_times
-from specsample.choosing import promises as promises_lib
 from specsample.choosing import tree_rounds
 from specsample.drafters import dflash
 from specsample.drafters import heads
@@ -67,13 +67,13 @@ def costs(
       f'num_draft_tokens is {num_draft_tokens}, but the drafter drafts {own} '
       'tokens: load it with the same number'
     )
-  passes = pass_times_of(pass_seconds(target, batch_size), batch_size)
-  if trained is None:
-    return if_drafting_is_free(passes, batch_size, num_draft_tokens)
-  seconds = drafting_seconds(
-    target, trained.drafter, trained.params, batch_size
-  )
-  return promises_lib.round_costs(passes, batch_size, seconds)
+  passes = pass_times_of(pass_seconds(target, batch_size))
+  seconds = [0.0] * (num_draft_tokens + 1)
+  if trained is not None:
+    seconds = drafting_seconds(
+      target, trained.drafter, trained.params, batch_size
+    )
+  return estimates.RoundTimes(passes, seconds).costs()
 
 
 def budget(
@@ -145,28 +145,11 @@ def tree_seconds(
   return _recall(what, measure, lambda x: not is_uneven(x, 'plain'))
 
 
-def pass_times_of(
-  seconds: Mapping[str, Sequence[float]], batch_size: int
-) -> cost.PassTimes:
-  """Returns the table of the shortest times, made non-decreasing in the tokens.
-
-  Args:
-    seconds: the times, by the number of tokens per row.
-    batch_size: number of rows.
-  """
+def pass_times_of(seconds: Mapping[str, Sequence[float]]) -> cost.PassTimes:
+  """Returns the shortest times by tokens per row, made non-decreasing."""
   sizes = sorted(map(int, seconds))
   least = np.maximum.accumulate([min(seconds[str(size)]) for size in sizes])
-  return cost.PassTimes(
-    tuple(batch_size * size for size in sizes), tuple(least.tolist())
-  )
-
-
-def if_drafting_is_free(
-  passes: cost.PassTimes, batch_size: int, num_draft_tokens: int
-) -> tuple[float, ...]:
-  """Returns the costs of rounds with 0 to K drafts per row, in plain passes."""
-  free = [0.0] * (num_draft_tokens + 1)
-  return promises_lib.round_costs(passes, batch_size, free)
+  return cost.PassTimes(tuple(sizes), tuple(least.tolist()))
 
 
 def rows(batch_size: int) -> int:

@@ -13,7 +13,7 @@ from specsample import drafters
 from specsample import sharding
 from specsample import testing
 from specsample.choosing import choice as choice_lib
-from specsample.choosing import promises
+from specsample.choosing import estimates
 from specsample.choosing import round_costs
 from specsample.loading import card as card_lib
 from specsample.models import int8
@@ -28,15 +28,15 @@ _CORES = dict(zip(_SIZES, (1.0, 1.4, 1.45, 1.5, 1.55, 2.2), strict=True))
 _STEEP = {size: float(size) for size in _SIZES}
 
 
-def _passes(seconds, batch_size=1):
+def _passes(seconds):
   times = {str(size): [x, 2 * x] for size, x in seconds.items()}
-  return round_costs.pass_times_of(times, batch_size)
+  return round_costs.pass_times_of(times)
 
 
 def test_the_least_times_count_and_never_fall():
   times = {'1': [2.0, 1.0], '3': [1.2, 5.0], '2': [1.5, 1.6]}
-  passes = round_costs.pass_times_of(times, 4)
-  assert passes == cost.PassTimes((4, 8, 12), (1.0, 1.5, 1.5))
+  passes = round_costs.pass_times_of(times)
+  assert passes == cost.PassTimes((1, 2, 3), (1.0, 1.5, 1.5))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_least_times_count_and_never_fall():
 )
 def test_remembered_drafts_are_as_long_as_passes_allow(seconds, expected):
   assert choice_lib.remembered_length(_passes(seconds), 1) == expected
-  assert choice_lib.remembered_length(_passes(seconds, 8), 8) == expected
+  assert choice_lib.remembered_length(_passes(seconds), 8) == expected
 
 
 def test_of_many_rows_one_that_drafts_makes_the_pass_wide_for_all():
@@ -52,18 +52,17 @@ def test_of_many_rows_one_that_drafts_makes_the_pass_wide_for_all():
   # 1.61 tokens per round. Of the rounds .45 are wide or, if 8 rows draft, .99.
   seconds = dict(zip(_SIZES, (1.0, 1.6, 1.7, 1.8, 3.5, 9.0), strict=True))
   assert choice_lib.remembered_length(_passes(seconds), 1) == 3
-  assert choice_lib.remembered_length(_passes(seconds, 8), 8) == 0
+  assert choice_lib.remembered_length(_passes(seconds), 8) == 0
 
 
-def test_a_promise_is_tokens_over_what_a_round_costs():
-  promise = promises.of_chain(
-    'x', [0.5, 0.3, 0.01], _passes(_CORES), 1, [0.0, 0.1, 0.2, 0.3]
-  )
+def test_a_speedup_is_tokens_over_what_a_round_costs():
+  times = estimates.RoundTimes(_passes(_CORES), [0.0, 0.1, 0.2, 0.3])
+  estimate = estimates.of_chain('x', [0.5, 0.3, 0.01], times)
   # 1.5 / 1.55, 1.8 / 1.7, and 1.81 / 1.825 with 4 tokens, between 3 and 5.
-  assert promise.depth == 2
-  assert promise.speedup == pytest.approx(1.8 / 1.7)
-  assert promise.costs == (1.0, 1.55, 1.7)
-  assert promise.topology is None
+  assert estimate.depth == 2
+  assert estimate.speedup == pytest.approx(1.8 / 1.7)
+  assert estimate.costs == (1.0, 1.55, 1.7)
+  assert estimate.topology is None
 
 
 @pytest.mark.parametrize(
@@ -76,14 +75,13 @@ def test_a_tree_has_as_many_nodes_as_pay(
   seconds, num_nodes, tokens, cost_of_round
 ):
   by_rank = [[0.5, 0.3, 0.1]] * 2
-  promise = promises.of_trees(
-    'x', by_rank, _passes(seconds), 1, [0.0, 0.1, 0.2], 15
-  )
-  assert promise.topology.num_nodes == num_nodes
-  assert promise.speedup == pytest.approx(tokens / cost_of_round)
-  assert promise.depth == promise.topology.depth
+  times = estimates.RoundTimes(_passes(seconds), [0.0, 0.1, 0.2])
+  estimate = estimates.of_trees('x', by_rank, times, 15)
+  assert estimate.topology.num_nodes == num_nodes
+  assert estimate.speedup == pytest.approx(tokens / cost_of_round)
+  assert estimate.depth == estimate.topology.depth
   # A tree is drafted and verified as a whole, however deep it is allowed to be.
-  assert promise.costs == (1.0, *[cost_of_round] * promise.depth)
+  assert estimate.costs == (1.0, *[cost_of_round] * estimate.depth)
 
 
 @pytest.fixture
