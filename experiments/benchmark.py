@@ -4,9 +4,7 @@
   python -m experiments.benchmark --recipe=drafters
   python -m experiments.benchmark --recipe=llama_8b
 
-Prints a summary and writes benchmark.json to --out. In this file each method
-has its own entry in `methods`; draft_ms, verify_ms and overhead_percent at the
-top level are those of the first method in Benchmark.methods.
+Prints tables and writes benchmark.json to --out.
 """
 
 # Only the wiring is here: experiments/timing/ measures and writes.
@@ -34,7 +32,7 @@ def main() -> None:
   measured = benchmarking.measure(benchmark, baseline_rss, progress.bar)
   if distributed.is_first():
     benchmark_report.write(out, measured)
-    print('\n'.join(benchmark_report.lines(measured)))
+    benchmark_report.show(measured)
     print(f'\nbenchmark.json is in {out}')
 
 

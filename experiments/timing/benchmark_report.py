@@ -1,12 +1,19 @@
-"""The output of a benchmark: a terminal summary and benchmark.json."""
+"""The output of a benchmark: tables in the terminal, and benchmark.json."""
 
-from collections.abc import Iterator
 import dataclasses
 import pathlib
 from typing import Any
 
+from experiments.reporting import columns
 from experiments.reporting import result_file
+from experiments.reporting import tables
 from experiments.timing import benchmarking
+
+_METHODS = (
+  *('name', 'num_draft_tokens', 'verifier', 'tokens_per_s', 'speedup'),
+  *('tokens_per_round', 'plain_rounds', 'draft_ms', 'verify_ms'),
+  *('overhead_ms', 'overhead_percent', 'cost_ratio'),
+)
 
 
 def write(out: pathlib.PurePath, measured: benchmarking.Measured) -> None:
@@ -18,25 +25,20 @@ def content(measured: benchmarking.Measured) -> dict[str, Any]:
   """Returns what was measured, in JSON's types, and what follows from it.
 
   `t_ratio` is t(n) / t(1). `loop_overhead_ms` is what the loop adds to a pass:
-  a round of autoregressive decoding, the median, less t(1). The parts of a
-  round of the first method are repeated beside `methods`, for readers that
-  compare one speculative method between runs.
+  a round of autoregressive decoding, the median, less t(1).
   """
-  first = next(iter(measured.methods.values()))
   base = measured.t_ms['1']
   return dataclasses.asdict(measured) | {
     't_ratio': {n: ms / base for n, ms in measured.t_ms.items()},
     'loop_overhead_ms': measured.ar_round_ms - base,
-    'draft_ms': first.draft_ms,
-    'verify_ms': first.verify_ms,
-    'overhead_percent': first.overhead_percent,
   }
 
 
-def lines(measured: benchmarking.Measured) -> Iterator[str]:
-  """Yields the summary, one fact per line."""
-  yield f'a pass of the target, ms: {_of_passes(measured.t_ms)}'
-  yield (
+def show(measured: benchmarking.Measured) -> None:
+  """Prints the tables and the facts about autoregressive decoding."""
+  console = tables.console()
+  console.print(_passes(measured))
+  console.print(
     f'autoregressive: {measured.ar_tokens_per_s:.1f} tokens/s, '
     f'{measured.ar_ms_per_token:.2f} ms per token without the prefill, '
     f'{measured.percent_of_roofline:.0f}% of the roofline '
@@ -44,51 +46,42 @@ def lines(measured: benchmarking.Measured) -> Iterator[str]:
   )
   if measured.transformers_tokens_per_s is not None:
     ratio = measured.ar_tokens_per_s / measured.transformers_tokens_per_s
-    yield (
+    console.print(
       f'transformers: {measured.transformers_tokens_per_s:.1f} tokens/s; '
       f'autoregressive is {ratio:.2f}x that'
     )
-  for name, method in measured.methods.items():
-    yield from _of_method(name, method)
+  console.print(columns.table(measured.methods, _METHODS))
+  if any(method.synthetic for method in measured.methods):
+    console.print(
+      'SYNTHETIC acceptance: no text was decoded; this is a hardware study'
+    )
   device = ''
   if measured.peak_device_bytes is not None:
     device = f', of the device {measured.peak_device_bytes / 1e6:.0f}'
-  yield (
-    f'memory, MB: weights {measured.weight_bytes / 1e6:.0f}, cache '
-    f'{measured.cache_bytes / 1e6:.0f}, peak of the process '
-    f'{measured.peak_rss_bytes / 1e6:.0f} (before the model was loaded '
-    f'{measured.baseline_rss_bytes / 1e6:.0f}){device}'
-  )
-  for name, other in measured.others.items():
-    yield f'{name}: a pass, ms: {_of_passes(other.t_ms)}'
-    yield (
-      f'  memory, MB: weights {other.weight_bytes / 1e6:.0f}, cache '
-      f'{other.cache_bytes / 1e6:.0f}'
-    )
-
-
-def _of_passes(t_ms):
-  base = t_ms['1']
-  return ', '.join(
-    f't({n}) {ms:.1f}' + (f' ({ms / base:.2f}x)' if n != '1' else '')
-    for n, ms in t_ms.items()
+  console.print(
+    f'memory, MB: peak of the process {measured.peak_rss_bytes / 1e6:.0f} '
+    f'(before the model was loaded {measured.baseline_rss_bytes / 1e6:.0f})'
+    f'{device}'
   )
 
 
-def _of_method(name, method):
-  synthetic = ''
-  if method.synthetic:
-    synthetic = ' [SYNTHETIC acceptance: no text, a hardware study]'
-  yield (
-    f'{name}, K = {method.num_draft_tokens}, {method.verifier}: '
-    f'{method.tokens_per_s:.1f} tokens/s ({method.speedup:.2f}x), '
-    f'{method.tokens_per_round:.2f} tokens per round, '
-    f'{method.plain_rounds:.0%} of the rounds without a draft{synthetic}'
-  )
-  yield (
-    f'  a round, ms: draft {method.draft_ms:.2f} '
-    f'({method.draft_percent:.0f}%), verify {method.verify_ms:.2f}, '
-    f'the rest {method.overhead_ms:.2f} '
-    f'({method.overhead_percent:.1f}%); a draft token costs c = '
-    f'{method.cost_ratio:.3f} rounds without drafts'
+def _passes(measured) -> tables.Table:
+  """Returns the table of passes by their number of tokens."""
+
+  def row(name, one):
+    base = one.t_ms['1']
+    return [
+      name,
+      *(f'{ms:.1f} ({ms / base:.2f}x)' for ms in one.t_ms.values()),
+      f'{one.weight_bytes / 1e6:.0f}',
+      f'{one.cache_bytes / 1e6:.0f}',
+    ]
+
+  sizes = [f't({n}), ms' for n in measured.t_ms]
+  return tables.Table(
+    ['a pass of', *sizes, 'weights, MB', 'cache, MB'],
+    [
+      row('the target', measured),
+      *(row(name, one) for name, one in measured.others.items()),
+    ],
   )

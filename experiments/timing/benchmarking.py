@@ -16,6 +16,7 @@ from experiments.command import clock
 from experiments.command import progress as progress_lib
 from experiments.decoding import generation
 from experiments.decoding import setup as setup_lib
+from experiments.reporting import columns
 from experiments.timing import hardware as measure_lib
 from experiments.timing import roofline as roofline_lib
 from experiments.timing import round_times
@@ -117,23 +118,28 @@ class Benchmark:
 class Speculative:
   """A method's speed, and the time of each part of its rounds."""
 
+  name: str = columns.shown('method')
   drafter: str
-  verifier: str
+  verifier: str = columns.shown('rule')
   lossless: bool
   synthetic: bool  # drafts were kept at a stated rate, not by a lossless rule
-  num_draft_tokens: int
-  tokens_per_s: float  # prefill included
-  speedup: float  # tokens_per_s over that of autoregressive decoding
-  tokens_per_round: float
-  plain_rounds: float  # the share of rounds that drafted nothing
-  draft_ms: float
-  verify_ms: float  # like overhead_ms, averaged over the widths of the rounds
+  num_draft_tokens: int = columns.shown('K')
+  tokens_per_s: float = columns.shown(
+    'tokens/s', form='.1f'
+  )  # prefill included
+  # Over autoregressive decoding.
+  speedup: float = columns.shown('speedup', form='.2f', unit='x')
+  tokens_per_round: float = columns.shown('tokens per round', form='.2f')
+  plain_rounds: float = columns.shown('rounds without a draft', form='.0%')
+  draft_ms: float = columns.shown('drafting, ms', form='.2f')
+  # Like overhead_ms, averaged over the widths of the rounds.
+  verify_ms: float = columns.shown('the pass, ms', form='.2f')
   verify_ms_by_width: dict[str, float]
-  overhead_ms: float
+  overhead_ms: float = columns.shown('the rest, ms', form='.2f')
   draft_percent: float  # of the sum of the three parts
-  overhead_percent: float
-  # c: a draft token (for a tree, a level) over a round without drafts.
-  cost_ratio: float
+  overhead_percent: float = columns.shown('the rest, %', form='.1f')
+  # A draft token (for a tree, a level) over a round without drafts.
+  cost_ratio: float = columns.shown('c', form='.3f')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +165,7 @@ class Measured:
   ar_round_ms: float  # without the prefill; the median, used for cost ratios
   memory_gb_per_s: float  # of one device, the faster of reading and copying
   percent_of_roofline: float  # of autoregressive decoding
-  methods: dict[str, Speculative]
+  methods: list[Speculative]
   others: dict[str, Passes]
   weight_bytes: int  # without copies on a mesh, like cache_bytes
   cache_bytes: int
@@ -246,8 +252,9 @@ def measure(
     percent_of_roofline=1e5
     * roofline.seconds(1, passes.cache_bytes, 1)
     / ar_ms,
-    methods={
-      name: _speculative(
+    methods=[
+      _speculative(
+        name,
         method,
         specsample.stats.summarize(generate(method)),
         seconds[name],
@@ -256,7 +263,7 @@ def measure(
         plain_times.plain_ms,
       )
       for name, method in benchmark.methods.items()
-    },
+    ],
     others=others,
     peak_rss_bytes=peak,
     baseline_rss_bytes=baseline_rss,
@@ -278,7 +285,9 @@ def _passes(one, num_before, max_length):
   )
 
 
-def _speculative(method, stats, seconds, plain_tokens_per_s, parts, plain_ms):
+def _speculative(
+  name, method, stats, seconds, plain_tokens_per_s, parts, plain_ms
+):
   draft_ms, rest_ms = round_times.settled(parts.draft_ms, parts.overhead_ms)
   verify_ms, overhead_ms = (
     float(
@@ -292,6 +301,7 @@ def _speculative(method, stats, seconds, plain_tokens_per_s, parts, plain_ms):
   parts_ms = draft_ms + verify_ms + overhead_ms
   num_drafts = method.drafter.num_draft_tokens
   return Speculative(
+    name=name,
     drafter=methods_lib.file_name(method.drafter),
     verifier=methods_lib.file_name(method.verify),
     lossless=method.verify.lossless,

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from experiments.methods import random_weights
-from experiments.timing import benchmark_report
 from experiments.timing import benchmarking
 from experiments.timing import transformers_peer
 import specsample
@@ -89,7 +88,7 @@ def test_json_holds_every_measurement(name, request):
   assert all(math.isfinite(ms) for ms in measured['t_ms'].values())
   assert measured['ar_tokens_per_s'] > 0 and measured['memory_gb_per_s'] > 0
   assert all(math.isfinite(measured[name]) for name in _DIFFERENCES)
-  (found,) = measured['methods'].values()
+  (found,) = measured['methods']
   assert found['tokens_per_s'] > 0
   assert all(math.isfinite(found[name]) for name in _OF_METHOD)
   assert measured['t_ratio']['17'] == (
@@ -101,8 +100,6 @@ def test_json_holds_every_measurement(name, request):
   assert found['speedup'] == pytest.approx(
     found['tokens_per_s'] / measured['ar_tokens_per_s']
   )
-  at_the_top = ('draft_ms', 'verify_ms', 'overhead_percent')
-  assert all(measured[name] == found[name] for name in at_the_top)
   round_ms = sum(
     found[f'{part}_ms'] for part in ('draft', 'verify', 'overhead')
   )
@@ -123,23 +120,6 @@ def test_json_holds_every_measurement(name, request):
   described = {'hardware', 'versions', 'git_commit', 'command', 'gin_config'}
   assert described < measured.keys()
   assert f'Benchmark.max_new_tokens = {_NEW_TOKENS}' in measured['gin_config']
-
-
-def test_of_several_methods_the_first_is_at_the_top(real):
-  _, written = real
-  measured = {
-    field.name: written[field.name]
-    for field in dataclasses.fields(benchmarking.Measured)
-  }
-  measured['others'] = {}
-  first = benchmarking.Speculative(**written['methods']['ngram'])
-  second = dataclasses.replace(first, draft_ms=first.draft_ms + 1)
-  both = {'of b': first, 'of a': second}
-  found = benchmark_report.content(
-    benchmarking.Measured(**measured | {'methods': both})
-  )
-  assert found['draft_ms'] == first.draft_ms
-  assert found['methods']['of a']['draft_ms'] == second.draft_ms
 
 
 def test_bytes_are_those_of_the_model(real, synthetic, checkpoint):
@@ -175,9 +155,7 @@ def test_passes_of_others_are_timed_too(real):
   assert tuple(passes) == _ROWS
   assert all(ms > 0 for ms in passes.values())
   assert re.search(
-    r'^int8: a pass, ms: t\(1\) .*\n  memory, MB: weights \d+, cache \d+$',
-    outcome.out,
-    re.M,
+    r'^int8 +\d+\.\d \(1\.00x\) .* \d+ +\d+ *$', outcome.out, re.M
   )
 
 
@@ -232,7 +210,7 @@ def test_transformers_is_compared_on_equal_terms_only(
 
 def test_a_lossless_method_is_not_called_synthetic(real):
   outcome, measured = real
-  found = measured['methods']['ngram']
+  (found,) = measured['methods']
   assert (found['drafter'], found['verifier']) == ('ngram', 'chain')
   assert (found['lossless'], found['synthetic']) == (True, False)
   assert 'synthetic' not in outcome.out.lower()
@@ -240,29 +218,27 @@ def test_a_lossless_method_is_not_called_synthetic(real):
 
 def test_stated_acceptance_says_synthetic(synthetic):
   outcome, measured = synthetic
-  found = measured['methods']['chain']
+  (found,) = measured['methods']
   assert (found['drafter'], found['verifier']) == ('chain', 'synthetic')
   assert (found['lossless'], found['synthetic']) == (False, True)
   assert found['num_draft_tokens'] == 4
-  (line,) = re.findall(r'^chain, K = 4, synthetic: .*', outcome.out, re.M)
-  assert '[SYNTHETIC acceptance: no text, a hardware study]' in line
+  assert re.search(r'^chain +4 +synthetic ', outcome.out, re.M)
+  assert 'SYNTHETIC acceptance: no text was decoded' in outcome.out
 
 
 def test_terminal_gets_the_summary(real):
   outcome, measured = real
   assert '\x1b' not in outcome.out
-  passes, *_ = outcome.out.splitlines()
-  assert re.findall(r't\((\d+)\)', passes) == list(_ROWS)
+  assert re.findall(r't\((\d+)\), ms', outcome.out) == list(_ROWS)
   assert re.search(
     r'^autoregressive: .*% of the roofline \(memory: .* GB/s\)$',
     outcome.out,
     re.M,
   )
-  found = measured['methods']['ngram']
-  kept = found['tokens_per_round']
-  plain = f'{found["plain_rounds"]:.0%} of the rounds without a draft'
-  assert f'{kept:.2f} tokens per round, {plain}' in outcome.out
-  assert f'costs c = {found["cost_ratio"]:.3f} rounds' in outcome.out
+  (found,) = measured['methods']
+  assert f' {found["tokens_per_round"]:.2f} ' in outcome.out
+  assert f' {found["plain_rounds"]:.0%} ' in outcome.out
+  assert f'{found["cost_ratio"]:.3f}' in outcome.out
   assert re.search(r'^benchmark.json is in .*\n\Z', outcome.out, re.M)
   steps = outcome.err.splitlines()
   assert [step[:4] for step in steps] == [f'{i}/7,' for i in range(7)]
