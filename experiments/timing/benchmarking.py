@@ -257,10 +257,10 @@ def measure(
         name,
         method,
         specsample.stats.summarize(generate(method)),
-        seconds[name],
-        count / seconds[_PLAIN],
         parts[name],
-        plain_times.plain_ms,
+        seconds=seconds[name],
+        plain_tokens_per_s=count / seconds[_PLAIN],
+        plain_ms=plain_times.plain_ms,
       )
       for name, method in benchmark.methods.items()
     ],
@@ -286,7 +286,7 @@ def _passes(one, num_before, max_length):
 
 
 def _speculative(
-  name, method, stats, seconds, plain_tokens_per_s, parts, plain_ms
+  name, method, stats, parts, *, seconds, plain_tokens_per_s, plain_ms
 ):
   draft_ms, rest_ms = round_times.settled(parts.draft_ms, parts.overhead_ms)
   verify_ms, overhead_ms = (
