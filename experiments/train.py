@@ -8,8 +8,8 @@ r"""Trains a drafter on the data that its target wrote.
 Writes the drafter and its card to --out/drafter, for `specsample.load_drafter`,
 the metrics as JSON lines (with --tensorboard, for TensorBoard too) and the
 curves as PNG. The same command resumes after an interruption, even on other
-machines and under other code, and continues if more data were made or a longer
-run is asked for.
+machines and under other code, and continues if a longer run is asked for. To
+learn from more data, begin another run with Training.begin_with.
 """
 
 # Only the wiring is here: experiments/training/training.py has the settings,
@@ -66,15 +66,15 @@ def main() -> None:
       tensorboard.check(out)
     distributed.check_same({'data': repr([x.digest() for x in folders])})
     _check_alone(training)
-    first = data_lib.TrainingData.first(training, folders)
-    _check(training, data_lib.Split.of(training, first, None))
-    agreement = agreement_lib.Agreement(training)
+    data = data_lib.TrainingData.of(training, folders)
+    split = data_lib.Split.of(training, data, None)
+    _check(training, split)
+    agreement = agreement_lib.Agreement(training, data.digests())
     cli.make_folder(out)
     records = records_lib.Records(
       journal_lib.shared(out, agreement.header, agreement.differences)
     )
-    data, is_new = _data(training, folders, records, first)
-    plan = _plan(training, data, records)
+    plan = trainer_lib.plan(training, training.batches(split.train), records)
     checkpoints = checkpoints_lib.RunCheckpoints(out, records)
     stack.callback(checkpoints.close)
     checkpoints.step(plan)
@@ -100,8 +100,6 @@ def main() -> None:
       training.target.model.vocab_size,
     )
     own = begin.params(training, d2t)
-    if is_new:
-      records.add_phase(data.record())
     trainer = trainer_lib.Trainer(
       training=training,
       split=split,
@@ -138,35 +136,6 @@ def _check(training, split):
     training.batches(examples)
   decoding_check.choose_prompts(training, split.prompts)
   begin.check(training)
-
-
-def _data(training, folders, records, first):
-  """Returns the data of the run, and whether they are new to the journal.
-
-  New data join after the last step taken, as long as steps at the full learning
-  rate are left. Otherwise they wait until a longer run is asked for.
-  """
-  if not records.phases:
-    return first, True
-  data = data_lib.TrainingData.of(training, folders, records.phases)
-  grown = data.grown(training, folders, records.taken)
-  if grown is None:
-    return data, False
-  if _plan(training, grown, records).decay_start > records.taken:
-    return grown, True
-  _say(
-    'The data have grown, but no step at the full learning rate is left to '
-    'learn from the new part: raise Training.epochs or Training.answer_tokens'
-  )
-  return data, False
-
-
-def _plan(training, data, records):
-  """Returns the plan, before the target's vectors are available."""
-  split = data_lib.Split.of(training, data, None)
-  return trainer_lib.plan(
-    training, training.batches(split.train, split.phases), records
-  )
 
 
 def _with_plain_matrices(training):

@@ -2,14 +2,14 @@
 
 A run may continue under other code, on other machines and with other versions:
 these are recorded for each part of it. Whatever shapes the curve has to agree:
-the target, its chat template and weights, the objective, the drafter, and every
-setting of `training.Training` except those that only say how long the run is
-(`epochs`, `answer_tokens`, `decay`, `patience`, `max_tokens`), how often
-something is done (`evaluate_every`, `checkpoint_seconds`), or where the
-target's vectors come from (`cache_hidden`).
+the target, its chat template and weights, the objective, the drafter, the data,
+and every setting of `training.Training` except those that only say how long the
+run is (`epochs`, `answer_tokens`, `decay`, `patience`), how often something is
+done (`evaluate_every`, `checkpoint_seconds`), or where the target's vectors
+come from (`cache_hidden`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import dataclasses
 import json
 from typing import Any
@@ -18,7 +18,7 @@ from experiments.training import training as training_lib
 from experiments.training_data import template
 
 _FREE = (
-  *('epochs', 'answer_tokens', 'decay', 'patience', 'max_tokens'),
+  *('epochs', 'answer_tokens', 'decay', 'patience'),
   *('evaluate_every', 'checkpoint_seconds', 'cache_hidden'),
 )
 # Fields that hold the target, or a component that is listed separately.
@@ -30,8 +30,8 @@ _LONGEST = 40
 class Agreement:
   """The header of a run's journal, and how two headers are compared."""
 
-  def __init__(self, training: training_lib.Training):
-    """Lists the settings and their defaults."""
+  def __init__(self, training: training_lib.Training, data: Sequence[str]):
+    """Lists the settings and their defaults, and the digests of the data."""
     objective = training.objective
     target = training.target
     of_target = dataclasses.asdict(template.Template.of(target.tokenizer))
@@ -39,6 +39,7 @@ class Agreement:
       'target': target.fingerprint,
       'weights': None if target.exact_fingerprint is None else 'int8',
       'chat template': json.loads(json.dumps(of_target)),
+      'data': list(data),
       'objective': type(objective).__name__,
       'drafter': type(objective.drafter).__name__,
     }

@@ -44,7 +44,6 @@ def make(
       'dialogues': total('dialogues'),
       'answer_tokens': total('answer_tokens'),
       'folders': folders,
-      'added_at_steps': list(data.first_steps[1:]),
     },
     'training': {
       # The best step; the weights are those after it.
@@ -110,7 +109,7 @@ def text(card: dict[str, Any], folder: os.PathLike[str]) -> str:
 def _folder(data: data_lib.TrainingData, i: int) -> dict[str, Any]:
   """Returns what was read from a folder, and how the folder was made."""
   folder = data.folders[i]
-  train = [n for phase in data.train for n in phase[i]]
+  train = data.train[i]
   tokens = lambda numbers: sum(
     dialogues_lib.answer_tokens(folder.shards[n]) for n in numbers
   )

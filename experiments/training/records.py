@@ -3,8 +3,8 @@
 The steps at the full learning rate have keys ('train', step) and ('held out',
 step). The keys of a decay's steps begin with the decay itself, ('decay', first,
 last, 'train', step), so that an abandoned decay is not part of a run that was
-made longer. A 'phase' says which data were added; a 'segment' says with which
-code and on which machine the run continued.
+made longer. A 'segment' says with which code and on which machine the run
+continued.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from experiments.command import journal as journal_lib
 from experiments.training import plan as plan_lib
 
 TRAIN, HELD_OUT = 'train', 'held out'
-_DECAY, _PHASE, _SEGMENT, _RESULT = 'decay', 'phase', 'segment', 'result'
+_DECAY, _SEGMENT, _RESULT = 'decay', 'segment', 'result'
 _HIDDEN = 'hidden vectors'
 
 Plan = plan_lib.Plan
@@ -55,33 +55,19 @@ class Records:
     reports = self.constant(TRAIN)
     return reports[-1]['step'] if reports else 0
 
-  def stop(self, patience: int | None, since: int) -> int | None:
+  def stop(self, patience: int | None) -> int | None:
     """Returns the step at which patience ran out, None if it did not.
 
-    Args:
-      patience: the number of evaluations without improvement.
-      since: the step at which data were last added; only later evaluations
-        count.
+    `patience` is the number of evaluations without improvement.
     """
     best, count = -1.0, 0
     for found in self.constant(HELD_OUT):
-      if patience is None or found['step'] <= since:
-        continue
       better = found['tokens_per_round'] > best
       best = max(best, found['tokens_per_round'])
       count = 0 if better else count + 1
       if count == patience:
         return found['step']
     return None
-
-  @property
-  def phases(self) -> list[dict[str, Any]]:
-    """The data that were read, with the first step of each phase."""
-    return self.journal.of(_PHASE)
-
-  def add_phase(self, values: dict[str, Any]) -> None:
-    """Records another phase; the first phase begins at step 0."""
-    self.journal.add((_PHASE, len(self.phases)), values)
 
   @property
   def hidden(self) -> list[dict[str, Any]]:
@@ -100,10 +86,9 @@ class Records:
     return self.journal.of(_SEGMENT)
 
   def begin_segment(self, step: int) -> None:
-    """Records the data, the code and the machine of the run from a step on."""
+    """Records the code and the machine of the run from a step on."""
     values = {
       'first_step': step,
-      'phase': len(self.phases) - 1,
       'begun': time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime()),
       'code': environment.source(),
       **environment.describe(),

@@ -267,7 +267,7 @@ class Trainer:
 
   @functools.cached_property
   def _batches(self) -> batches_lib.Batches:
-    return self.training.batches(self.split.train, self.split.phases)
+    return self.training.batches(self.split.train)
 
   @functools.cached_property
   def _held_out(self) -> batches_lib.Batches:
@@ -291,16 +291,15 @@ def plan(
 
   Args:
     training: the settings.
-    batches: the batches of all data at hand, with their phases.
+    batches: the batches of all data.
     records: the records of the run so far.
   """
-  assert batches.phases is not None
   return plan_lib.Plan.of(
     steps=training.num_steps(batches),
     unit=training.report_every,
     decay=training.decay,
     taken=records.taken,
-    stop=records.stop(training.patience, batches.phases[-1].first_step),
+    stop=records.stop(training.patience),
   )
 
 

@@ -45,9 +45,8 @@ class Training:
 
   target: specsample.Loaded
   objective: objective_lib.Objective  # holds the drafter
-  # The length of the run: epochs over all data at hand now, or tokens of
-  # answers; one of the two is None. Both count from the first step and include
-  # the decay.
+  # The length of the run: epochs over all data, or tokens of answers; one of
+  # the two is None. Both include the decay.
   epochs: float | None = 4.0
   answer_tokens: int | None = None
   decay: float = 0.1  # share of the steps over which the rate falls to 0
@@ -81,7 +80,7 @@ class Training:
   # answers; None for all shards.
   max_tokens: int | None = None
   # Shards 0, n, 2 n, ... of each folder are held out. Evaluations use at most
-  # this many greedy answers per folder, of the shards held out at the start.
+  # this many greedy answers per folder.
   held_out_every: int = 16
   held_out_answers: int = 256
   # The decoding loop itself runs on this many held-out prompts at temperature
@@ -99,8 +98,7 @@ class Training:
   # Steps between two evaluations; there is one after the last step too.
   evaluate_every: int = 500
   # The decay begins after this many evaluations in a row without more tokens
-  # per round than the best since data were last added. None: not before the
-  # planned step.
+  # per round than the best. None: not before the planned step.
   patience: int | None = None
   checkpoint_seconds: float = 60.0
 
@@ -243,9 +241,7 @@ class Training:
     }
 
   def batches(
-    self,
-    examples: Sequence[batches_lib.Example],
-    phases: Sequence[schedule.Phase] | None = None,
+    self, examples: Sequence[batches_lib.Example]
   ) -> batches_lib.Batches:
     """Returns the batches of an endless run.
 
@@ -261,11 +257,10 @@ class Training:
       num_parts=self.accumulation_steps,
       sorted_batches=self.sorted_batches,
       seed=self.seed,
-      phases=phases,
     )
 
   def num_steps(self, batches: batches_lib.Batches) -> float:
-    """Returns the number of steps wanted, given all data at hand."""
+    """Returns the number of steps wanted, given the batches of the data."""
     epochs = self.epochs
     if epochs is None:
       assert self.answer_tokens is not None

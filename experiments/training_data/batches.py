@@ -100,9 +100,6 @@ class Batches:
 
   `sorted_batches` is how many batches are sorted by length together. With 1,
   batches are random: then packed ones need about equally many rows.
-
-  `phases` says how many of the examples are learned from, and from which step
-  on; by default all of them, from step 0.
   """
 
   examples: Sequence[Example]
@@ -113,7 +110,6 @@ class Batches:
   num_parts: int = 1
   sorted_batches: int = schedule.SORTED_BATCHES
   seed: int = 0
-  phases: Sequence[schedule.Phase] | None = None
 
   def __post_init__(self):
     """Checks the sizes.
@@ -185,14 +181,8 @@ class Batches:
   @functools.cached_property
   def _schedule(self) -> schedule.Schedule:
     """Returns the schedule of the examples, by their index in `_usable`."""
-    count = lambda n: int(np.searchsorted(self._usable, n))
-    whole = [schedule.Phase(0, len(self.examples))]
     return schedule.Schedule(
       lengths=np.asarray([self.examples[i].tokens.size for i in self._usable]),
-      phases=[
-        schedule.Phase(phase.first_step, count(phase.num_examples))
-        for phase in self.phases or whole
-      ],
       batch_size=self.batch_size,
       sorted_batches=self.sorted_batches,
       seed=self.seed,

@@ -10,6 +10,8 @@ import specsample
 from specsample.training import heads
 from specsample.training import losses
 
+_DATA = ['0123456789abcdef']
+
 
 @pytest.fixture(scope='module')
 def training(checkpoint):
@@ -21,16 +23,16 @@ def training(checkpoint):
 
 
 def _differences(before, after, left_out=()):
-  found = agreement.Agreement(before).header
+  found = agreement.Agreement(before, _DATA).header
   found = {name: x for name, x in found.items() if name not in left_out}
-  new = agreement.Agreement(after)
+  new = agreement.Agreement(after, _DATA)
   return new.differences(found, new.header)
 
 
 @pytest.mark.parametrize(
   'settings',
   [
-    {'epochs': 7.0, 'decay': 0.2, 'patience': 3, 'max_tokens': 10**6},
+    {'epochs': 7.0, 'decay': 0.2, 'patience': 3},
     {'epochs': None, 'answer_tokens': 10**6},
     {'evaluate_every': 7, 'checkpoint_seconds': 1.0, 'cache_hidden': False},
   ],
@@ -70,5 +72,5 @@ def test_a_new_setting_has_to_have_its_default(training):
 
 
 def test_a_setting_that_is_gone_is_not_compared(training):
-  new = agreement.Agreement(training)
+  new = agreement.Agreement(training, _DATA)
   assert new.differences(new.header | {'Training.gone': 1}, new.header) == []

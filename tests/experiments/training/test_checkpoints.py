@@ -97,9 +97,7 @@ def test_patience_counts_from_the_last_new_data(run):
   records, _ = run
   for step, value in [(10, 1.5), (20, 1.4), (30, 1.6), (40, 1.6), (50, 1.5)]:
     _evaluate(records, step, value, _LONGER)
-  assert records.stop(None, 0) is None
-  assert records.stop(1, 0) == 20
-  assert records.stop(2, 0) == 50
-  assert records.stop(3, 0) is None
-  assert records.stop(2, 20) == 50
-  assert records.stop(2, 30) is None
+  assert records.stop(None) is None
+  assert records.stop(1) == 20
+  assert records.stop(2) == 50
+  assert records.stop(3) is None
