@@ -155,7 +155,7 @@ def test_passes_of_others_are_timed_too(real):
   assert tuple(passes) == _ROWS
   assert all(ms > 0 for ms in passes.values())
   assert re.search(
-    r'^int8 +\d+\.\d \(1\.00x\) .* \d+ +\d+ *$', outcome.out, re.M
+    r'^ *int8 +\d+\.\d \(1\.00x\) .* \d+ +\d+ *$', outcome.out, re.M
   )
 
 
@@ -222,7 +222,7 @@ def test_stated_acceptance_says_synthetic(synthetic):
   assert (found['drafter'], found['verifier']) == ('chain', 'synthetic')
   assert (found['lossless'], found['synthetic']) == (False, True)
   assert found['num_draft_tokens'] == 4
-  assert re.search(r'^chain +4 +synthetic ', outcome.out, re.M)
+  assert re.search(r'^ *chain +4 +synthetic ', outcome.out, re.M)
   assert 'SYNTHETIC acceptance: no text was decoded' in outcome.out
 
 
