@@ -95,7 +95,7 @@ def parts(
     for prompt in prompts:
       conversations.check(evaluation, where, prompt)
     evaluation.check(tokens)
-    provenance = None if task is None else task.provenance()
+    provenance = None if task is None else task.source.provenance()
     yield Part(
       *(name, evaluation, configured, benchmark, prompts, tokens, provenance)
     )

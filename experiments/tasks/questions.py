@@ -5,56 +5,30 @@ Zheng et al. 2306.05685, 80 conversations of two turns; Xia et al. 2401.07851,
 questions for acceptance and 1,536 per input length for throughput.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import reprlib
+from typing import ClassVar
 
 import gin
 
 from experiments.decoding import conversations
 from experiments.decoding import prompts as prompts_lib
-from experiments.tasks import hub
 from experiments.tasks import source as source_lib
 from experiments.tasks import task
 
-
-@dataclasses.dataclass(frozen=True)
-class Category:
-  """A category, and the properties that its published questions share."""
-
-  name: str
-  group: str  # the category that tables show
-  ids: range
-  turns: int
-
-
-_MT_BENCH = tuple(
-  Category(name, name, range(first, first + 10), 2)
-  for first, name in zip(
-    range(81, 161, 10),
-    (
-      *('writing', 'roleplay', 'reasoning', 'math', 'coding', 'extraction'),
-      *('stem', 'humanities'),
-    ),
-    strict=True,
-  )
+_MT_BENCH = (
+  *('writing', 'roleplay', 'reasoning', 'math', 'coding', 'extraction'),
+  *('stem', 'humanities'),
 )
-# MT-Bench's questions form one group.
-_SPEC_BENCH = (
-  *(dataclasses.replace(one, group='mt_bench') for one in _MT_BENCH),
-  *(
-    Category(name, name, range(first, first + 80), 1)
-    for first, name in zip(
-      range(161, 561, 80),
-      ('translation', 'summarization', 'qa', 'math_reasoning', 'rag'),
-      strict=True,
-    )
-  ),
-)
-_FORM = '"question_id", "category" and "turns"'
+_SPEC_BENCH = ('translation', 'summarization', 'qa', 'math_reasoning', 'rag')
 _SUBSETS = (
   'qualitative',
   *(f'throughput_{thousands}k' for thousands in (1, 2, 8, 16, 32)),
+)
+_FORM = (
+  ' ("question_id", "category" and "turns"; --prompts=FILE reads other '
+  'questions)'
 )
 # Stands in SPEED-Bench for a text that its licence keeps from being published.
 _PLACEHOLDER = 'FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE'
@@ -64,16 +38,14 @@ _PLACEHOLDER = 'FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE'
 class Questions:
   """Questions without a score: all that were published, or some of them."""
 
+  score_names: ClassVar[tuple[str, ...]] = ()
+
   name: str
   source: source_lib.Source
-  categories: tuple[Category, ...]  # empty if any category may occur
+  # The categories and the groups that tables show; empty if any may occur.
+  groups: Mapping[str, str]
   why_unscored: str
   chat: bool = True
-
-  @property
-  def score_names(self) -> tuple[str, ...]:
-    """Empty, because answers are not scored."""
-    return ()
 
   def prompts(self) -> list[prompts_lib.Prompt]:
     """Returns the questions, with all turns of the user.
@@ -90,10 +62,6 @@ class Questions:
           f'line {prompt.line}: question {prompt.id} is also on line {first}'
         )
     return prompts
-
-  def provenance(self) -> source_lib.Provenance:
-    """Describes the data that `prompts` reads."""
-    return self.source.provenance()
 
   def unscored(self) -> str:
     """Returns why answers are not scored."""
@@ -113,39 +81,16 @@ class Questions:
       prompt = prompts_lib.of(
         conversations.of_prompts(record.values, record.line)
       )
-      if not self.categories:
-        return prompt
-      category = self._category(prompt.category)
-      _check(category, record.values)
     except ValueError as error:
       raise self.source.error(f'line {record.line}: {error}') from error
-    return dataclasses.replace(prompt, category=category.group)
-
-  def _category(self, name):
-    for category in self.categories:
-      if category.name == name:
-        return category
-    names = ', '.join(category.name for category in self.categories)
-    raise ValueError(f'the category {reprlib.repr(name)} is not one of {names}')
-
-
-def _check(category, values):
-  """Raises ValueError unless a record is a question of its category."""
-  number, ids = values.get('question_id'), category.ids
-  if not isinstance(number, int) or number not in ids:
-    raise ValueError(
-      f'"question_id" is {reprlib.repr(number)}, but the ids of '
-      f'{category.name} are {ids[0]} to {ids[-1]}'
-    )
-  turns = values.get('turns')
-  are_texts = isinstance(turns, list) and all(
-    isinstance(turn, str) and turn.strip() for turn in turns
-  )
-  if not are_texts or len(turns) != category.turns:
-    raise ValueError(
-      f'"turns" is {reprlib.repr(turns)}, but {category.name} has '
-      f'{category.turns} {"text" if category.turns == 1 else "texts"}'
-    )
+    if not self.groups:
+      return prompt
+    if prompt.category not in self.groups:
+      raise self.source.error(
+        f'line {record.line}: the category {reprlib.repr(prompt.category)} is '
+        f'not one of {", ".join(self.groups)}'
+      )
+    return dataclasses.replace(prompt, category=self.groups[prompt.category])
 
 
 @gin.configurable
@@ -155,18 +100,16 @@ def mt_bench(*, path: str | None = None, chat: bool = True) -> Questions:
     name='MT-Bench',
     source=source_lib.Source(
       task='MT-Bench',
+      configurable='mt_bench',
       fields=(),
-      remedy=_remedy(
-        'fastchat/llm_judge/data/mt_bench/question.jsonl of '
-        'github.com/lm-sys/FastChat',
-        'mt_bench',
-      ),
+      origin='download fastchat/llm_judge/data/mt_bench/question.jsonl of '
+      'github.com/lm-sys/FastChat' + _FORM,
       path=path,
       sha256=(
         '119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7'
       ),
     ),
-    categories=_MT_BENCH,
+    groups={name: name for name in _MT_BENCH},
     why_unscored='MT-Bench is scored by a judge, a model that is not run here',
     chat=chat,
   )
@@ -179,17 +122,18 @@ def spec_bench(*, path: str | None = None, chat: bool = True) -> Questions:
     name='Spec-Bench',
     source=source_lib.Source(
       task='Spec-Bench',
+      configurable='spec_bench',
       fields=(),
-      remedy=_remedy(
-        'data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench',
-        'spec_bench',
-      ),
+      origin='download data/spec_bench/question.jsonl of '
+      'github.com/hemingkx/Spec-Bench' + _FORM,
       path=path,
       sha256=(
         '4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04'
       ),
     ),
-    categories=_SPEC_BENCH,
+    # MT-Bench's questions form one group.
+    groups=dict.fromkeys(_MT_BENCH, 'mt_bench')
+    | {name: name for name in _SPEC_BENCH},
     why_unscored='Spec-Bench measures speed, and has no score of answers',
     chat=chat,
   )
@@ -228,20 +172,14 @@ def speed_bench(
     name=name,
     source=source_lib.Source(
       task=name,
+      configurable='speed_bench',
       fields=(),
-      remedy=_remedy('nvidia/SPEED-Bench from the hub', 'speed_bench'),
+      origin='download nvidia/SPEED-Bench from the hub' + _FORM,
       path=path,
-      hub=hub.Subset('nvidia/SPEED-Bench', subset, 'test', revision),
+      hub=source_lib.Subset('nvidia/SPEED-Bench', subset, 'test', revision),
       placeholder=_PLACEHOLDER,
     ),
-    categories=(),
+    groups={},
     why_unscored='SPEED-Bench measures speed, and has no score of answers',
     chat=chat,
-  )
-
-
-def _remedy(origin: str, name: str) -> str:
-  return (
-    f"""download {origin}; --gin_bindings='{name}.path = "FILE"' names it """
-    f'(JSON lines with {_FORM}), and --prompts=FILE reads other questions'
   )

@@ -1,8 +1,8 @@
 """Runs generated code where it can do nothing but compute.
 
 Each program has a process of its own. Before the program begins, the process
-gives up all system calls that a computation does not need (`system_calls.py`):
-it cannot start a process or thread, reach the network, send a signal, or write,
+gives up all system calls that a computation does not need (`jail.py`): it
+cannot start a process or thread, reach the network, send a signal, or write,
 create or remove a file. It has little memory and time, no environment, no input
 and an empty working directory. What it prints is discarded, and it ends with
 this process. Only Linux can do that; elsewhere nothing is run, because code

@@ -1,8 +1,12 @@
-"""The source of a data set: a file of JSON lines, or the hub."""
+"""The source of a data set: a file of JSON lines, or the hub.
 
-from collections.abc import Iterator
+The hub is read with the library `datasets`, if that is installed.
+"""
+
+from collections.abc import Iterable, Iterator
 import dataclasses
 import hashlib
+import importlib
 import json
 import pathlib
 import reprlib
@@ -10,7 +14,6 @@ from typing import Any
 
 from experiments.command import config
 from experiments.decoding import json_lines
-from experiments.tasks import hub as hub_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +25,42 @@ class Provenance:
   sha256: str
   published: bool | None  # whether it is the published file's; None if unknown
   left_out: int = 0  # records that lack a text
+
+
+@dataclasses.dataclass(frozen=True)
+class Subset:
+  """A split of a data set, as the hub names it."""
+
+  repository: str
+  subset: str | None
+  split: str
+  revision: str | None = None  # a branch, tag or commit; None for the newest
+
+  def rows(self) -> Iterable[dict[str, Any]]:
+    """Returns the rows, downloaded or from the hub's cache.
+
+    Raises:
+      ValueError: the library is missing or cannot get the data.
+    """
+    try:
+      # Imported by name: it is heavy, and neither tests nor checks need it.
+      datasets = importlib.import_module('datasets')
+    except ImportError as error:
+      raise ValueError(
+        f"{error}: pip install 'specsample[data]', or read a file"
+      ) from error
+    try:
+      return datasets.load_dataset(
+        self.repository, self.subset, split=self.split, revision=self.revision
+      )
+    # Errors of the network, the hub and its cache have no common base class.
+    except Exception as error:
+      raise ValueError(f'{type(error).__name__}: {error}') from error
+
+  def __str__(self) -> str:
+    """Returns the name that messages and results show."""
+    parts = (self.repository, self.subset, self.split, self.revision)
+    return 'hub: ' + ', '.join(part for part in parts if part is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +76,16 @@ class Source:
   """A data set whose records have texts of known names."""
 
   task: str  # its name in messages
+  configurable: str  # whose `path` names a file of it
   fields: tuple[str, ...]  # the texts that each record has
   # A record without this text is left out; without another it is an error.
   skip_without: str | None = None
   # A record whose first turn begins with this text is left out.
   placeholder: str | None = None
-  remedy: str  # where to get it, and how to name a file of it
+  origin: str  # where to get it
   path: str | None
-  hub: hub_lib.Subset | None = None  # read if no path is given
+  shown: str | None = None  # how results name the file; None for its path
+  hub: Subset | None = None  # read if no path is given
   sha256: str | None = None  # of the published file, unpacked
 
   def read(self) -> list[Record]:
@@ -67,7 +108,7 @@ class Source:
       text = json_lines.unpacked(self._bytes())
       digest = hashlib.sha256(text).hexdigest()
       known = None if self.sha256 is None else digest == self.sha256
-      return Provenance(self.path, digest, known, left_out)
+      return Provenance(self.shown or self.path, digest, known, left_out)
     found = hashlib.sha256()
     for record in kept:
       texts = record.values
@@ -80,7 +121,12 @@ class Source:
     """Returns an error with the data set's name, the reason and the remedy."""
     where = self.hub if self.path is None else self.path
     place = '' if where is None else f'{where}: '
-    return ValueError(f'{self.task}: {place}{reason}: {self.remedy}')
+    names = ', '.join(f'"{name}"' for name in self.fields)
+    return ValueError(
+      f'{self.task}: {place}{reason}: {self.origin}, and --gin_bindings='
+      f"""'{self.configurable}.path = "FILE"' names a file of JSON lines"""
+      f'{names and f" with {names}"}'
+    )
 
   def _read(self) -> tuple[list[Record], int]:
     """Returns the records that are kept, and the number that are left out."""
@@ -155,12 +201,3 @@ class Source:
           f'line {line}: "{name}" holds half of a surrogate pair'
         ) from error
     return values
-
-
-def binding(task: str, fields: tuple[str, ...]) -> str:
-  """Returns the end of a remedy: how a user names a file for a task."""
-  names = ', '.join(f'"{name}"' for name in fields)
-  return (
-    f"""--gin_bindings='{task}.path = "FILE"' names a file of JSON lines """
-    f'with {names}'
-  )

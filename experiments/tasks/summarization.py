@@ -1,17 +1,25 @@
-"""Summarisation tasks: XSum, CNN/DailyMail, and a few articles of our own.
+"""Articles to summarise, scored by ROUGE-2 (Lin, 2004).
 
 XSum is by Narayan et al. 1808.08745. CNN/DailyMail is by Hermann et al.
 1506.03340, as prepared by See et al. 1704.04368. Chen et al. 2302.01318 put one
 example before each article of XSum, but do not print it; here it is the first
-article of our own.
+of twelve articles of our own.
 """
+
+from collections.abc import Sequence
+import dataclasses
+from typing import ClassVar
 
 import gin
 
-from experiments.tasks import hub
-from experiments.tasks import source
-from experiments.tasks import summaries
+from experiments.decoding import prompts as prompts_lib
+from experiments.tasks import extraction
+from experiments.tasks import source as source_lib
+from experiments.tasks import task
 
+_ROUGE = 'ROUGE-2'
+# A plain model that keeps writing has ended its summary here.
+_STOPS = ('\n\n', '\nArticle:')
 _ONE_SHOT = (
   'Summarize the last article in one sentence, as the first one is summarized.'
 )
@@ -20,15 +28,112 @@ _OURS = 'experiments/data/articles.jsonl'
 _SPLITS = ('train', 'validation', 'test')
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summaries:
+  """A data set of articles and their summaries.
+
+  The source has two fields, the article and its summary. With `one_shot` every
+  prompt begins with an example.
+  """
+
+  score_names: ClassVar[tuple[str, ...]] = (_ROUGE,)
+
+  name: str
+  source: source_lib.Source
+  request: str  # the instruction in a chat prompt
+  one_shot: source_lib.Source | None = None  # the example is its first record
+  chat: bool = False
+  max_words: int | None = None  # longer articles are left out
+
+  def prompts(self) -> list[prompts_lib.Prompt]:
+    """Returns a prompt per article, with the article's summary as reference."""
+    records = self.source.read()
+    if self.source == self.one_shot:
+      records = records[1:]
+    if not records:
+      raise self.source.error('it has only the example')
+    kept = [record for record in records if self._fits(record)]
+    if not kept:
+      raise ValueError(
+        f'{self.name}: none of {len(records)} articles has {self.max_words} '
+        'words or fewer: allow longer articles with max_words'
+      )
+    begin = f'{self.request}\n\n' if self.chat else ''
+    if self.one_shot is not None:
+      article, summary = _texts(self.one_shot, self.one_shot.read()[0])
+      begin += f'{_ask(article)} {summary}\n\n'
+    return [self._prompt(begin, record) for record in kept]
+
+  def unscored(self) -> str | None:
+    """Returns why there is no ROUGE-2 score; None if there is one."""
+    try:
+      _scorer()
+    except ImportError as error:
+      return f'{_ROUGE} is left out ({error}): pip install rouge-score'
+    return None
+
+  def score(
+    self,
+    prompts: Sequence[prompts_lib.Prompt],
+    answers: Sequence[Sequence[str]],
+  ) -> list[task.Score]:
+    """Returns the mean F1 over bigrams of stems; [] if `unscored`.
+
+    The summary is a chat model's answer without its thoughts, or the first
+    paragraph of what a plain model writes.
+    """
+    if self.unscored():
+      return []
+    scorer = _scorer()
+    summary = extraction.spoken if self.chat else _first_paragraph
+
+    def f1(reference, answer):
+      return scorer.score(reference, summary(answer))['rouge2'].fmeasure
+
+    return [task.mean(_ROUGE, prompts, answers, f1)]
+
+  def _prompt(self, begin, record):
+    article, summary = _texts(self.source, record)
+    return prompts_lib.Prompt(
+      str(record.values.get('id', record.line)),
+      prompts_lib.NO_CATEGORY,
+      begin + _ask(article),
+      record.line,
+      summary,
+    )
+
+  def _fits(self, record):
+    article, _ = _texts(self.source, record)
+    return self.max_words is None or len(article.split()) <= self.max_words
+
+
+def _texts(source, record):
+  return [record.values[name].strip() for name in source.fields]
+
+
+def _first_paragraph(text: str) -> str:
+  return extraction.cut(text.lstrip(), _STOPS)
+
+
+def _ask(article: str) -> str:
+  return f'Article: {article}\n\nSummary:'
+
+
+def _scorer():
+  from rouge_score import rouge_scorer  # noqa: PLC0415
+
+  return rouge_scorer.RougeScorer(['rouge2'], use_stemmer=True)
+
+
 @gin.configurable
-def articles(*, path: str = _OURS, chat: bool = False) -> summaries.Summaries:
+def articles(*, path: str = _OURS, chat: bool = False) -> Summaries:
   """Returns twelve articles that were written for this repository.
 
   They stand in for XSum on any machine, but are too few to compare models by.
   The first article of the file is the example, and not a prompt.
   """
   own = _articles(path)
-  return summaries.Summaries(
+  return Summaries(
     name='Articles', source=own, request=_ONE_SHOT, one_shot=own, chat=chat
   )
 
@@ -41,7 +146,7 @@ def xsum(
   revision: str | None = None,
   chat: bool = False,
   max_words: int | None = None,
-) -> summaries.Summaries:
+) -> Summaries:
   """Returns a split of XSum, whose summaries are one sentence long.
 
   For a few articles the hub has only the summary; these are left out.
@@ -61,14 +166,15 @@ def xsum(
     raise ValueError(
       f'xsum.split is {split!r}: choose one of {", ".join(_SPLITS)}'
     )
-  return summaries.Summaries(
+  return Summaries(
     name='XSum',
-    source=_on_hub(
-      'XSum',
-      'xsum',
-      ('document', 'summary'),
-      path,
-      hub.Subset('EdinburghNLP/xsum', None, split, revision),
+    source=source_lib.Source(
+      task='XSum',
+      configurable='xsum',
+      fields=('document', 'summary'),
+      origin='it is EdinburghNLP/xsum on the hub',
+      path=path,
+      hub=source_lib.Subset('EdinburghNLP/xsum', None, split, revision),
       skip_without='document',
     ),
     request=_ONE_SHOT,
@@ -85,16 +191,17 @@ def cnn_dailymail(
   revision: str | None = None,
   chat: bool = False,
   max_words: int | None = None,
-) -> summaries.Summaries:
+) -> Summaries:
   """Returns CNN/DailyMail's test split, zero-shot; arguments as for `xsum`."""
-  return summaries.Summaries(
+  return Summaries(
     name='CNN/DM',
-    source=_on_hub(
-      'CNN/DM',
-      'cnn_dailymail',
-      ('article', 'highlights'),
-      path,
-      hub.Subset('abisee/cnn_dailymail', '3.0.0', 'test', revision),
+    source=source_lib.Source(
+      task='CNN/DM',
+      configurable='cnn_dailymail',
+      fields=('article', 'highlights'),
+      origin='it is abisee/cnn_dailymail on the hub',
+      path=path,
+      hub=source_lib.Subset('abisee/cnn_dailymail', '3.0.0', 'test', revision),
     ),
     request=_PLAIN,
     chat=chat,
@@ -102,30 +209,11 @@ def cnn_dailymail(
   )
 
 
-def _on_hub(
-  task: str,
-  configurable: str,
-  fields: tuple[str, str],
-  path: str | None,
-  subset: hub.Subset,
-  skip_without: str | None = None,
-) -> source.Source:
-  return source.Source(
-    task=task,
-    fields=fields,
-    remedy=f'it is {subset.repository} on the hub, and '
-    + source.binding(configurable, fields),
-    path=path,
-    hub=subset,
-    skip_without=skip_without,
-  )
-
-
-def _articles(path: str) -> source.Source:
-  fields = ('document', 'summary')
-  return source.Source(
+def _articles(path: str) -> source_lib.Source:
+  return source_lib.Source(
     task='Articles',
-    fields=fields,
-    remedy='the repository has them, and ' + source.binding('articles', fields),
+    configurable='articles',
+    fields=('document', 'summary'),
+    origin='the repository has them',
     path=path,
   )

@@ -37,6 +37,10 @@ class Task(Protocol):
     """Whether a prompt is one user turn of a chat."""
 
   @property
+  def source(self) -> source_lib.Source:
+    """The data that `prompts` reads."""
+
+  @property
   def score_names(self) -> tuple[str, ...]:
     """The names that `score` may return, whether or not it does here."""
 
@@ -47,9 +51,6 @@ class Task(Protocol):
       ValueError: the data set is absent, empty or of another schema; the
         message says where to get it and how to name it.
     """
-
-  def provenance(self) -> source_lib.Provenance:
-    """Describes the data that `prompts` reads; raises ValueError as it does."""
 
   def unscored(self) -> str | None:
     """Returns why `score` returns nothing; None if it scores."""
@@ -68,21 +69,22 @@ def average(name: str, values: Sequence[float]) -> Score:
   return Score(name, float(shares.mean()), intervals.of_shares(shares))
 
 
-def accuracy(
+def mean(
+  name: str,
   prompts: Sequence[prompts_lib.Prompt],
   answers: Sequence[Sequence[str]],
-  is_right: Callable[[str, str], bool],
+  value: Callable[[str, str], float],
 ) -> Score:
-  """Returns the share of right answers, averaged over each prompt's samples.
+  """Returns the mean value of answers, averaged over each prompt's samples.
 
   Args:
+    name: the score's name.
     prompts: their references are texts.
     answers: the samples of each prompt.
-    is_right: (reference, answer) -> whether the answer is right.
+    value: (reference, answer) -> a value from 0 to 1.
   """
-  shares = [
-    sum(is_right(str(prompt.reference), text) for text in samples)
-    / len(samples)
+  values = [
+    sum(value(str(prompt.reference), text) for text in samples) / len(samples)
     for prompt, samples in zip(prompts, answers, strict=True)
   ]
-  return average(ACCURACY, shares)
+  return average(name, values)

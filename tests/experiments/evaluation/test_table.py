@@ -419,7 +419,7 @@ def test_what_was_left_out_and_has_no_score_is_said(
     in_batches.evaluation, task=summarization.xsum(path=str(path))
   )
   score = {'ROUGE-2': {'name': 'ROUGE-2', 'value': 0.5, 'ci95': None}}
-  provenance = evaluated.task.provenance()
+  provenance = evaluated.task.source.provenance()
   # The data may be gone by the time the results are reported.
   path.unlink()
   printed = {}

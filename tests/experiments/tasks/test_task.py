@@ -70,7 +70,7 @@ def test_gin_makes_tasks_and_nothing_is_read():
   ]
   assert [one.chat for one in tasks] == [True, False, True, True, *4 * [False]]
   for absent in (tasks[1], tasks[5], tasks[7]):
-    for read in (absent.prompts, absent.provenance):
+    for read in (absent.prompts, absent.source.provenance):
       with pytest.raises(ValueError, match=r'nowhere: No such file'):
         read()
 
@@ -88,9 +88,9 @@ def test_what_a_program_may_use_can_be_bound():
 def test_what_was_read_is_told_apart(tmp_path):
   path = tmp_path / 'problems.jsonl'
   path.write_text('{"question": "One?", "answer": "#### 1"}')
-  before = gsm8k.GSM8K(path=str(path)).provenance()
+  before = gsm8k.GSM8K(path=str(path)).source.provenance()
   path.write_text('{"question": "Two?", "answer": "#### 2"}')
-  after = gsm8k.GSM8K(path=str(path)).provenance()
+  after = gsm8k.GSM8K(path=str(path)).source.provenance()
   assert before.published is after.published is False
   assert isinstance(after, source.Provenance)
   assert before.sha256 != after.sha256
