@@ -36,7 +36,7 @@ def main() -> None:
     plan = certificate_lib.Plan()
     cli.make_folder(out)
     journal = journal_lib.Journal(out, certificate_lib.header(plan))
-  todo = certificate_lib.steps(plan)
+  todo = certificate_lib.units(plan)
   certificate = certificate_lib.build(todo, journal, progress.bar)
   result_file.write(out / 'certificate.json', certificate)
   # The next run has to compute every entry anew.

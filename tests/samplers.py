@@ -5,10 +5,29 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from experiments.certificate.planted import rules
 from specsample import sampling as sampling_lib
 from specsample.testing.auditing import Sampler
 from specsample.testing.conditional import Warp
-from specsample.types import Draft, DraftKind, Verifier
+from specsample.types import Draft, DraftKind, Law, Verifier
+from specsample.verify import rule
+
+
+def _equality(draft, target_probs):
+  """Draws y from the target and keeps the draft if it equals y.
+
+  A draft that is not kept is replaced by y, which is any token but the draft.
+  """
+  own = rule.of_tokens(target_probs[:-1], draft.tokens)
+  others = rule.without_children(target_probs, draft)
+  return Law(
+    stop=rule.stop_at_rejection(own),
+    next=rule.normalise(others, target_probs),
+  )
+
+
+# A lossless rule that the library does not have.
+EQUALITY = rules.Rule(law=_equality)
 
 
 def of_rule(verifier: Verifier, warp: Warp = sampling_lib.warp) -> Sampler:

@@ -5,17 +5,19 @@ A bug is audited as a sampler would have it: in the rule, in how the settings
 are applied, or in the drafts and the probabilities that come with them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 import inspect
 import pathlib
 import re
+from typing import Any
 
 import pytest
 
 from experiments.certificate.planted import bugs
 from experiments.certificate.planted import detectors
 from experiments.certificate.planted import rollouts
+from specsample import sampling as sampling_lib
 from specsample import testing
 from specsample import verify
 from specsample.sampling import Sampling
@@ -58,14 +60,14 @@ def _of_round(verifier, drafter, sampling, params, model):
 
 
 @functools.cache
-def _of_warp(warp):
+def _of_warp(warp=sampling_lib.warp):
   return testing.audit(
     samplers.of_rule(verify.chain, warp), auditing.SETTINGS, num_uniforms=2
   )
 
 
 @functools.cache
-def _of_second_call(change):
+def _of_second_call(change=lambda drafter: drafter):
   """Audits the drafts of a second call, with a target of this file."""
   case = next(second_call.cases_of(second_call.SUFFIX, change))
   return testing.audit(
@@ -77,10 +79,11 @@ def _of_second_call(change):
   )
 
 
-def _audit(name: str, version: functools.partial) -> Audit | None:
+def _audit(bug: bugs.Bug, given: Mapping[str, Any]) -> Audit | None:
   """Returns the audit of one version of a bug; None if there is none."""
+  version = functools.partial(bug.detector, **given)
   detector, args, given = version.func, version.args, version.keywords
-  if detector is detectors.warped and name in _WARPS:
+  if detector is detectors.warped and bug.name in _WARPS:
     return functools.partial(_of_warp, **given)
   if detector is detectors.tokens_given_away:
     detector = detectors.enumerated
@@ -97,16 +100,14 @@ def _audit(name: str, version: functools.partial) -> Audit | None:
   return functools.partial(_of_round, **scene)
 
 
-_REACHED = [
-  bug for bug in bugs.BUGS if _audit(bug.name, bug.planted) is not None
-]
+_REACHED = [bug for bug in bugs.BUGS if _audit(bug, bug.mistake) is not None]
 
 
 @pytest.mark.parametrize('bug', _REACHED, ids=lambda bug: bug.name)
 def test_is_found(bug):
-  shipped = _audit(bug.name, bug.shipped)()
+  shipped = _audit(bug, bug.correct)()
   assert all(x.follows_target and not x.gives_away for x in shipped)
-  planted = _audit(bug.name, bug.planted)()
+  planted = _audit(bug, bug.mistake)()
   wrong = [not x.follows_target or x.gives_away for x in planted]
   assert any(wrong), [str(finding) for finding in planted]
 

@@ -14,6 +14,7 @@ import pytest
 
 from experiments.certificate import certificate
 from experiments.certificate import sampled_cases
+from experiments.certificate.planted import rules
 from experiments.certificate.planted import trees
 from specsample import drafters
 from specsample import policies
@@ -174,7 +175,9 @@ def test_a_rule_that_gives_drafts_away_is_noticed():
     for case in _TREE_CASES
     if (case.name, case.kind) == ('siblings, plain', DraftKind.SAMPLED)
   )
-  wasteful = trees.OnlyFirstSiblings()
+  wasteful = rules.Rule(
+    law=trees.only_first_siblings, draft_kinds=verify.tree.draft_kinds
+  )
   record = certificate.enumerate_tree('tree', wasteful, case)
   assert record['max_error'] < certificate.TOLERANCE
   assert not record['passed']

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.certificate.planted import budgets
 from experiments.certificate.planted import bugs
 from experiments.certificate.planted import detectors
+from experiments.certificate.planted import policies as planted_policies
 from experiments.certificate.planted import rules
 from specsample import policies
 from specsample import verify
@@ -14,6 +14,7 @@ from specsample.testing import cases
 from specsample.testing import conditional
 from specsample.testing import drafted
 from specsample.testing import enumerate as enumerate_lib
+from tests import samplers
 
 
 @pytest.mark.parametrize('bug', bugs.BUGS, ids=[bug.name for bug in bugs.BUGS])
@@ -26,15 +27,16 @@ def test_is_caught(bug):
 
 @pytest.mark.parametrize('bug', bugs.IN_WARP, ids=lambda bug: bug.name)
 def test_a_mistake_in_warp_is_not_seen_against_warp_itself(bug):
-  warp = bug.planted.keywords['warp']
-  assert not detectors.warped_alike(warp).alarm
+  enumeration, target, _ = detectors.everywhere(bug.mistake['warp'])
+  error, _ = enumeration.error(2, target)
+  assert error < 1e-12
 
 
 @pytest.mark.parametrize(
   'drafter', [detectors.CHAIN, Ngram(num_draft_tokens=2, min_ngram=1)]
 )
 def test_drafts_kept_if_they_equal_the_targets_draw_are_exact(drafter):
-  reading = detectors.enumerated(rules.Equality(), drafter)
+  reading = detectors.enumerated(samplers.EQUALITY, drafter)
   assert not reading.alarm, reading
 
 
@@ -42,31 +44,31 @@ def test_drafts_kept_if_they_equal_the_targets_draw_are_exact(drafter):
   ('budget', 'expected'),
   [
     # Never drafts.
-    (policies.EarlyStopping(costs=budgets.COSTS), (0.7, 0.3)),
+    (policies.EarlyStopping(costs=planted_policies.COSTS), (0.7, 0.3)),
     # One token, or two after A.
     (policies.EarlyStopping(costs=(1, 5 / 3, 2)), (0.7, 0.3)),
-    (budgets.GlobalArgmax(costs=budgets.COSTS), (0.85, 0.15)),
+    (planted_policies.GlobalArgmax(costs=planted_policies.COSTS), (0.85, 0.15)),
   ],
 )
 def test_a_budget_is_exact_if_it_stops_early(budget, expected):
   proposal = drafted.from_drafter(
-    budgets.drafter(budget),
+    planted_policies.drafter(budget),
     {'target': {}, 'drafter': {}},
-    budgets.TARGET,
+    planted_policies.TARGET,
     cases.PROMPT,
     rounds=1,
   )
   enumeration = enumerate_lib.Enumeration(
     verify.chain,
     proposal,
-    conditional.from_model(budgets.TARGET, {}, cases.PROMPT),
+    conditional.from_model(planted_policies.TARGET, {}, cases.PROMPT),
   )
   first = enumeration.joint_law(1).reshape(2, -1).sum(axis=1)
   np.testing.assert_allclose(first, expected, atol=1e-7)
 
 
 def test_a_comparison_at_zero_is_seen_only_if_a_probability_is_zero():
-  reading = detectors.enumerated(rules.AcceptsAtZero())
+  reading = detectors.enumerated(rules.Rule(law=rules.accepts_at_zero))
   assert not reading.alarm, reading
 
 

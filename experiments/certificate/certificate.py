@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 import gin
-import jax
 
 from experiments.certificate import coupled_mismatches
 from experiments.certificate import sampled
@@ -17,6 +16,7 @@ from experiments.certificate.planted import bugs
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import progress as progress_lib
+from experiments.command import units as units_lib
 from experiments.reporting import result_file
 from specsample import checks
 from specsample import stats
@@ -32,8 +32,6 @@ from specsample.types import DraftKind, Verifier
 Record = dict[str, Any]
 # A description, and the function that computes its records.
 Work = tuple[str, Callable[[], list[Record]]]
-# The same functions by the journal's keys: section, number in it, description.
-Steps = dict[tuple[str, int, str], Callable[[], list[Record]]]
 
 TOLERANCE = 1e-12
 SECTIONS = ('cases', 'lossy', 'statistical', 'choices', 'planted_bugs')
@@ -78,8 +76,8 @@ class Plan:
     checks.seed('Plan.seed', self.seed)
 
 
-def steps(plan: Plan) -> Steps:
-  """Returns all the work, in order."""
+def units(plan: Plan) -> list[units_lib.Unit]:
+  """Returns all the work, in order; a key is (section, number, description)."""
   work = {
     'cases': _cases,
     'lossy': _lossy,
@@ -87,35 +85,43 @@ def steps(plan: Plan) -> Steps:
     'choices': _choices,
     'planted_bugs': _planted_bugs,
   }
-  return {
-    (name, i, description): find
-    for name in plan.sections
-    for i, (description, find) in enumerate(work[name](plan))
-  }
+  return [
+    unit((section, i, description), find)
+    for section in plan.sections
+    for i, (description, find) in enumerate(work[section](plan))
+  ]
+
+
+def unit(
+  key: tuple[str, int, str], find: Callable[[], list[Record]]
+) -> units_lib.Unit:
+  """Returns the unit that journals what a function finds."""
+  section, _, description = key
+  return units_lib.Unit(
+    label=f'{section}: {description}',
+    key=key,
+    run=lambda: {'records': list(map(_finite, find()))},
+  )
 
 
 def build(
-  todo: Steps, journal: journal_lib.Journal, progress: progress_lib.Bar
+  todo: list[units_lib.Unit],
+  journal: journal_lib.Journal,
+  progress: progress_lib.Bar,
 ) -> Record:
   """Computes all entries: {section: [records], 'passed': ..., 'complete': ...}.
 
   Entries that the journal has, from a run with the same `header`, are reused.
   """
-  missing = [key for key in todo if key not in journal]
-  with progress(len(missing)) as step:
-    for key in missing:
-      section, _, description = key
-      step(f'{section}: {description}')
-      journal.add(key, {'records': list(map(_finite, todo[key]()))})
-      # All entries' programs together hit Linux's limit of 65530 mappings.
-      jax.clear_caches()
+  # All entries' programs together hit Linux's limit of 65530 mappings.
+  units_lib.run(todo, journal, progress, is_full=lambda: True)
   certificate: Record = {name: [] for name in SECTIONS}
-  for key in todo:
-    certificate[key[0]] += journal[key]['records']
+  for one in todo:
+    certificate[one.key[0]] += journal[one.key]['records']
   records = [record for name in SECTIONS for record in certificate[name]]
   return certificate | {
-    'complete': {section for section, *_ in todo} == set(SECTIONS),
-    'passed': bool(records) and all(passed(record) for record in records),
+    'complete': {one.key[0] for one in todo} == set(SECTIONS),
+    'passed': bool(records) and all(map(passed, records)),
   }
 
 
@@ -182,17 +188,17 @@ def enumerate_case(name: str, verifier: Verifier, case: Case) -> list[Record]:
   predicted = _predicted(name, case)
   records = []
   for rounds in case.rounds:
-    record = _found(name, enumeration, case, rounds, predicted)
-    records.append(
-      record
-      | {
-        'case': case.name,
-        'vocab_size': case.vocab_size,
-        'num_draft_tokens': case.num_draft_tokens,
-        'passed': _is_exact(verifier, record),
-      }
-    )
+    record = _of_chain(name, enumeration, case, rounds, predicted)
+    records.append(record | {'passed': _is_exact(verifier, record)})
   return records
+
+
+def _of_chain(name, enumeration, case, rounds, predicted) -> Record:
+  return _found(name, enumeration, case, rounds, predicted) | {
+    'case': case.name,
+    'vocab_size': case.vocab_size,
+    'num_draft_tokens': case.num_draft_tokens,
+  }
 
 
 def _found(name, enumeration, case, rounds, predicted) -> Record:
@@ -316,41 +322,26 @@ def measure_lossy_tree(name: str, case: cases_lib.TreeCase) -> list[Record]:
 def _measure_lossy(name, verifier, settings, case, predicted) -> list[Record]:
   """Measures a rule's error, and checks that it keeps as much as predicted."""
   enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
-  record = _found(name, enumeration, case, 2, predicted)
-  return [
-    record
-    | settings
-    | {
-      'case': case.name,
-      'vocab_size': case.vocab_size,
-      'num_draft_tokens': case.num_draft_tokens,
-      # The error shows that the enumeration would notice a mistake.
-      'passed': not verifier.lossless
-      and record['max_error'] > TOLERANCE
-      and _is_as_predicted(record),
-    }
-  ]
+  record = _of_chain(name, enumeration, case, 2, predicted) | settings
+  # The error shows that the enumeration would notice a mistake.
+  is_noticed = not verifier.lossless and record['max_error'] > TOLERANCE
+  return [record | {'passed': is_noticed and _is_as_predicted(record)}]
 
 
 def _statistical(plan) -> Iterator[Work]:
   for draw in sampled_cases.draws():
-    yield (
-      draw.name,
-      functools.partial(_measure_draw, draw, plan),
-    )
+    yield draw.name, functools.partial(_measure, draw, plan)
 
 
-def _measure_draw(draw, plan):
+def _measure(draw, plan):
   return [sampled.measure(draw, plan.num_rows, plan.seed)]
 
 
 def _choices(plan) -> Iterator[Work]:
   del plan
   for scene in choices.scenes():
-    yield (
-      f'choices, {scene.name}',
-      functools.partial(_compare_choices, scene),
-    )
+    name = f'choices, {scene.name}'
+    yield name, functools.partial(_compare_choices, scene)
 
 
 def _compare_choices(scene) -> list[Record]:

@@ -5,11 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.certificate import sampled_cases
 from experiments.certificate.sampled_cases import Draw
-from experiments.certificate.sampled_cases import KEPT
-from experiments.certificate.sampled_cases import NUM_TOKENS
-from experiments.certificate.sampled_cases import TREE_VERIFIERS
-from experiments.certificate.sampled_cases import VERIFIERS
 from specsample.loop.stopping import Stop
 from specsample.testing import acceptance
 from specsample.testing import chi_square
@@ -29,8 +26,8 @@ def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
     jax.random.key(seed),
     model=draw.model,
     drafter=draw.drafter,
-    verify=(VERIFIERS | TREE_VERIFIERS)[draw.verifier_name],
-    num_tokens=NUM_TOKENS,
+    verify=sampled_cases.ALL_VERIFIERS[draw.verifier_name],
+    num_tokens=sampled_cases.NUM_TOKENS,
     num_rows=num_rows,
     stop=Stop(eos_ids=() if draw.eos_id is None else (draw.eos_id,)),
   )
@@ -38,7 +35,7 @@ def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
     draw.model,
     draw.params['target'],
     draw.groups,
-    NUM_TOKENS,
+    sampled_cases.NUM_TOKENS,
     draw.eos_id,
   )
   tokens = sample_lib.compare(sample, laws, draw.eos_id)
@@ -47,7 +44,7 @@ def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
     'verifier': draw.verifier_name,
     'law': draw.kind.value,
     'settings': draw.settings,
-    'num_tokens': NUM_TOKENS,
+    'num_tokens': sampled_cases.NUM_TOKENS,
     'samples': tokens.samples,
     'statistic': tokens.statistic,
     'threshold': tokens.threshold,
@@ -75,43 +72,28 @@ def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
 
 def _num_kept(draw: Draw, group: Group) -> np.ndarray:
   """Returns the law [K + 1] of the number of drafts kept in the first round."""
-  if draw.verifier_name not in TREE_VERIFIERS:
-    return acceptance.law(_kept(draw, group))
-  target = conditional_lib.from_model(
-    draw.model, draw.params['target'], group.prompt, group.sampling
-  )
-  kept = KEPT[draw.verifier_name](_drafted(draw, group), target)
-  return acceptance.law(kept)
-
-
-def _kept(draw: Draw, group: Group) -> np.ndarray:
-  """Returns the theoretical probability [K] of keeping at least i drafts."""
   target = conditional_lib.from_model(
     draw.model, draw.params['target'], group.prompt, group.sampling
   )
   num_drafts = draw.drafter.num_draft_tokens
-  if draw.drafts_from is None:
-    proposal = _drafted(draw, group)
-    draft = drafted.conditional(proposal)
-  else:
+  if draw.drafts_from is not None:
     draft = conditional_lib.from_model(
       *draw.drafts_from(), group.prompt, group.sampling
     )
     proposal = proposal_lib.sampled(draft, num_drafts)
-  if draw.kind is DraftKind.POINT_MASS:
-    return acceptance.chain(proposal, target)
-  if draw.verifier_name == 'coupled':
-    return acceptance.coupled(draft, target, num_drafts)
-  return KEPT[draw.verifier_name](proposal, target)
-
-
-def _drafted(draw: Draw, group: Group) -> proposal_lib.Proposal:
-  """Returns the drafter's own proposal in the first round."""
-  return drafted.from_drafter(
-    draw.drafter,
-    draw.params,
-    draw.model,
-    group.prompt,
-    group.sampling,
-    rounds=1,
-  )
+  else:
+    proposal = drafted.from_drafter(
+      draw.drafter,
+      draw.params,
+      draw.model,
+      group.prompt,
+      group.sampling,
+      rounds=1,
+    )
+  if draw.verifier_name != 'coupled' or draw.kind is DraftKind.POINT_MASS:
+    kept = sampled_cases.KEPT[draw.verifier_name](proposal, target)
+  else:
+    if draw.drafts_from is None:
+      draft = drafted.conditional(proposal)
+    kept = acceptance.coupled(draft, target, num_drafts)
+  return acceptance.law(kept)

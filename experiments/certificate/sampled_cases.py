@@ -40,6 +40,7 @@ TREE_VERIFIERS: dict[str, Verifier] = {
   'greedy_draft': verify.greedy_draft,
   'multi_path_block': verify.multi_path_block,
 }
+ALL_VERIFIERS = VERIFIERS | TREE_VERIFIERS
 # The expected number of kept drafts, by formulas that do not use the rules.
 KEPT: dict[str, Callable[[Proposal, Conditional], np.ndarray]] = {
   'chain': acceptance.chain,
@@ -65,6 +66,12 @@ NUM_TOKENS = 4  # with K = 2, at least two rounds
 _EOS_ID = 2
 
 _MODEL = HashModel(vocab_size=3)
+_DRAFT = dataclasses.replace(_MODEL, noise=0.5)
+_CHAIN = drafters.Chain(model=_DRAFT, num_draft_tokens=2)
+# Costs of rounds of 0, 1 and 2 drafts. After one rejection, the policy drafts
+# one token less, after two none.
+_COSTS = (1.0, 1.3, 1.5)
+_FASTEST = policies.Fastest(costs=_COSTS, strength=0.5, patience=1)
 _PROMPTS = ((1, 0, 1), (2, 2, 0, 1, 2))
 _MIXED = tuple(
   Group(prompt, sampling)
@@ -96,7 +103,7 @@ _CONSTRAINED = tuple(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Draw:
   """One combination that is sampled."""
 
@@ -104,8 +111,9 @@ class Draw:
   drafter: Drafter
   verifier_name: str
   kind: DraftKind
-  settings: str
-  groups: tuple[Group, ...]
+  _: dataclasses.KW_ONLY
+  settings: str = 'mixed batch'
+  groups: tuple[Group, ...] = _MIXED
   model: Model = _MODEL
   params: Params = dataclasses.field(
     default_factory=lambda: {'target': {}, 'drafter': {}}
@@ -124,142 +132,119 @@ class Draw:
     return f'{self.drafter_name} + {self.verifier_name}, {self.settings}'
 
 
+_on_llama = functools.partial(Draw, settings='mixed batch, tiny Llama')
+_penalised = functools.partial(
+  Draw, settings='penalties, an EOS', groups=_PENALISED, eos_id=_EOS_ID
+)
+_of_any_shape = functools.partial(Draw, is_of_one_shape=False)
+
+
 def draws() -> Iterator[Draw]:
   """Yields every drafter with rules for its drafts, and a worst case."""
+  scenes = list(trained.scenes(vocab_size=3))
   for name in VERIFIERS:
-    mixed = functools.partial(
-      Draw, verifier_name=name, settings='mixed batch', groups=_MIXED
-    )
-    yield mixed(
-      drafter_name='NoDraft',
-      drafter=drafters.NoDraft(),
-      kind=DraftKind.POINT_MASS,
-    )
-    yield mixed(
-      drafter_name='Ngram',
-      drafter=drafters.Ngram(num_draft_tokens=2, min_ngram=1),
-      kind=DraftKind.POINT_MASS,
-    )
-    yield _chain(mixed, 'Chain', noise=0.5)
-    yield mixed(
-      drafter_name='PARD',
-      drafter=drafters.PARD(
-        model=dataclasses.replace(_MODEL, noise=0.5),
-        num_draft_tokens=2,
-        mask_token_id=2,
-      ),
-      kind=DraftKind.SAMPLED,
-    )
-    yield _skip(mixed, 'Skip', _MODEL, {})
-    yield _chain(
-      functools.partial(
-        mixed,
-        settings='penalties, an EOS',
-        groups=_PENALISED,
-        eos_id=_EOS_ID,
-      ),
-      'Chain',
-      noise=0.5,
-    )
-    yield _chain(mixed, 'Chain of the least likely tokens', scale=-8.0)
-    yield from _adaptive(mixed)
-    for scene in trained.scenes(vocab_size=3):
+    yield Draw('NoDraft', drafters.NoDraft(), name, DraftKind.POINT_MASS)
+    ngram = drafters.Ngram(num_draft_tokens=2, min_ngram=1)
+    yield Draw('Ngram', ngram, name, DraftKind.POINT_MASS)
+    yield _chain('Chain', _CHAIN, name)
+    pard = drafters.PARD(model=_DRAFT, num_draft_tokens=2, mask_token_id=2)
+    yield Draw('PARD', pard, name, DraftKind.SAMPLED)
+    yield _skip(Draw, name, _MODEL, {})
+    yield _chain('Chain', _CHAIN, name, _penalised)
+    unlikely = dataclasses.replace(_MODEL, scale=-8.0)
+    worst = drafters.Chain(model=unlikely, num_draft_tokens=2)
+    yield _chain('Chain of the least likely tokens', worst, name)
+    for policy in (
+      policies.AdaEDL(threshold=0.4, step=1.0, threshold_decay=0.0),
+      _FASTEST,
+    ):
+      yield Draw(
+        f'Adaptive, {type(policy).__name__}',
+        drafters.Adaptive(drafter=_CHAIN, policies=(policy,), widths=(0, 1)),
+        name,
+        DraftKind.SAMPLED,
+      )
+    for scene in scenes:
       if scene.model == _MODEL:
-        yield _trained(mixed, scene)
+        yield _trained(scene, name, DraftKind.SAMPLED)
   for name, kind in _TREE_DRAWS:
-    yield _tree(name, kind, settings='mixed batch', groups=_MIXED)
+    yield _tree(name, kind)
+  yield _tree('tree', DraftKind.SAMPLED, _penalised)
   yield _tree(
     'tree',
     DraftKind.SAMPLED,
-    settings='penalties, an EOS',
-    groups=_PENALISED,
-    eos_id=_EOS_ID,
-  )
-  yield _tree(
-    'tree', DraftKind.SAMPLED, settings='constraint', groups=_CONSTRAINED
+    functools.partial(Draw, settings='constraint', groups=_CONSTRAINED),
   )
   yield from _trained_trees()
-  yield from _lattice_trees()
   yield from _growing_trees()
   yield from _filtered_trees()
-  yield _other_vocabulary()
+  yield _trained(trained.other_vocabulary(), 'block', DraftKind.SAMPLED)
   yield from _of_memory()
   yield from _of_whole_batches()
   # For the rest one rule is enough, because rules see only probabilities.
-  of_llama = functools.partial(
-    Draw,
-    verifier_name='block',
-    settings='mixed batch, tiny Llama',
-    groups=_MIXED,
-  )
-  for scene in trained.scenes(vocab_size=3):
+  for scene in scenes:
     if scene.model != _MODEL:
-      yield _trained(of_llama, scene)
+      yield _trained(scene, 'block', DraftKind.SAMPLED, _on_llama)
   llama = tiny.tiny_llama(vocab_size=3)
   # Larger than at initialisation, where leaving a layer out hardly matters.
   params = jax.tree.map(lambda leaf: 1.6 * leaf, llama.init(jax.random.key(0)))
-  yield _skip(
-    functools.partial(of_llama, model=llama),
-    'Skip',
-    llama,
-    params,
-  )
+  on_llama = functools.partial(_on_llama, model=llama)
+  yield _skip(on_llama, 'block', llama, params)
   for name, learner, params in adapting.scenes():
     for verifier_name in ('chain', 'block'):
-      yield _learning(verifier_name, name, learner, params)
+      yield _on_llama(
+        f'Online distillation of {name} after every round',
+        learner.drafter,
+        verifier_name,
+        DraftKind.SAMPLED,
+        model=learner.objective.target,
+        params=params,
+        sample=functools.partial(adapting.draw, learner=learner),
+      )
 
 
-def _learning(verifier_name, name, learner, params):
-  return Draw(
-    drafter_name=f'Online distillation of {name} after every round',
-    drafter=learner.drafter,
-    verifier_name=verifier_name,
-    kind=DraftKind.SAMPLED,
-    settings='mixed batch, tiny Llama',
-    groups=_MIXED,
-    model=learner.objective.target,
-    params=params,
-    sample=functools.partial(adapting.draw, learner=learner),
-  )
-
-
-def _chain(draw, name, **changes):
-  model = dataclasses.replace(_MODEL, **changes)
+def _chain(name, chain, verifier_name, draw=Draw):
   return draw(
-    drafter_name=name,
-    drafter=drafters.Chain(model=model, num_draft_tokens=2),
-    kind=DraftKind.SAMPLED,
-    drafts_from=lambda: (model, {}),
+    name,
+    chain,
+    verifier_name,
+    DraftKind.SAMPLED,
+    drafts_from=lambda: (chain.model, {}),
   )
 
 
-def _adaptive(draw):
-  """Yields drafters whose draft lengths depend on what earlier rounds kept."""
-  model = dataclasses.replace(_MODEL, noise=0.5)
-  chain = drafters.Chain(model=model, num_draft_tokens=2)
-  for policy in (
-    policies.AdaEDL(threshold=0.4, step=1.0, threshold_decay=0.0),
-    # After one rejection it drafts one token less, after two none.
-    policies.Fastest(costs=(1.0, 1.3, 1.5), strength=0.5, patience=1),
-  ):
-    yield draw(
-      drafter_name=f'Adaptive, {type(policy).__name__}',
-      drafter=drafters.Adaptive(
-        drafter=chain, policies=(policy,), widths=(0, 1)
-      ),
-      kind=DraftKind.SAMPLED,
-    )
+def _skip(draw, verifier_name, model, params):
+  layers = (0,)
+  return draw(
+    'Skip',
+    drafters.Skip(model=model, layers=layers, num_draft_tokens=2),
+    verifier_name,
+    DraftKind.SAMPLED,
+    params={'target': params},
+    drafts_from=lambda: (
+      model.keep_layers(layers),
+      model.keep_params(params, layers),
+    ),
+  )
 
 
-def _tree(verifier_name, kind, **settings):
-  model = dataclasses.replace(_MODEL, noise=0.5)
-  chain = drafters.Chain(model=model, num_draft_tokens=_TREE.depth)
-  return Draw(
-    drafter_name=f'Tree, {kind.value.replace("_", " ")}',
-    drafter=drafters.Tree(drafter=chain, topology=_TREE, kind=kind),
-    verifier_name=verifier_name,
-    kind=kind,
-    **settings,
+def _trained(scene, verifier_name, kind, draw=Draw):
+  return draw(
+    scene.name,
+    scene.drafter,
+    verifier_name,
+    kind,
+    model=scene.model,
+    params=scene.params,
+  )
+
+
+def _tree(verifier_name, kind, draw=Draw):
+  return draw(
+    f'Tree, {kind.value.replace("_", " ")}',
+    drafters.Tree(drafter=_CHAIN, topology=_TREE, kind=kind),
+    verifier_name,
+    kind,
   )
 
 
@@ -278,157 +263,51 @@ _TRAINED_TREE_DRAWS = {
 
 
 def _trained_trees():
-  for scene in trained.branching(vocab_size=3):
-    if scene.name not in _TRAINED_TREE_DRAWS:
-      continue
-    name, kind = _TRAINED_TREE_DRAWS[scene.name]
-    of = '' if scene.model == _MODEL else ', tiny Llama'
-    yield Draw(
-      drafter_name=f'Tree of {scene.name}, {kind.value.replace("_", " ")}',
-      drafter=drafters.Tree(drafter=scene.drafter, topology=_TREE, kind=kind),
-      verifier_name=name,
-      kind=kind,
-      settings=f'two settings{of}',
-      groups=_TWO,
-      model=scene.model,
-      params=scene.params,
-    )
-
-
-def _lattice_trees():
-  """Yields trees of lattices, whose shape varies by row too."""
-  for scene in trained.branching(vocab_size=3):
-    if scene.name in ('DFlash', 'DSpark'):
+  """Yields trees, and trees of lattices, whose shape varies by row too."""
+  scenes = list(trained.branching(vocab_size=3))
+  for scene in scenes:
+    if scene.name in _TRAINED_TREE_DRAWS:
+      verifier_name, kind = _TRAINED_TREE_DRAWS[scene.name]
+      of = '' if scene.model == _MODEL else ', tiny Llama'
       yield Draw(
-        drafter_name=f'LatticeTree of {scene.name}',
-        drafter=drafters.LatticeTree(
+        f'Tree of {scene.name}, {kind.value.replace("_", " ")}',
+        drafters.Tree(drafter=scene.drafter, topology=_TREE, kind=kind),
+        verifier_name,
+        kind,
+        settings=f'two settings{of}',
+        groups=_TWO,
+        model=scene.model,
+        params=scene.params,
+      )
+  for scene in scenes:
+    if scene.name in ('DFlash', 'DSpark'):
+      yield _of_any_shape(
+        f'LatticeTree of {scene.name}',
+        drafters.LatticeTree(
           drafter=scene.drafter, num_draft_tokens=3, candidates=2
         ),
-        verifier_name='tree',
-        kind=DraftKind.POINT_MASS,
+        'tree',
+        DraftKind.POINT_MASS,
         settings='two settings, tiny Llama',
         groups=_TWO,
         model=scene.model,
         params=scene.params,
-        is_of_one_shape=False,
       )
 
 
 def _growing_trees():
   """Yields trees whose shape varies by row, so they can only be sampled."""
-  chain = drafters.Chain(
-    model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
-  )
   for drafter in (
-    drafters.DynamicTree(drafter=chain, num_draft_tokens=3, width=2),
+    drafters.DynamicTree(drafter=_CHAIN, num_draft_tokens=3, width=2),
     drafters.NgramTree(num_branches=2, depth=2, min_ngram=1),
   ):
-    yield Draw(
-      drafter_name=type(drafter).__name__,
-      drafter=drafter,
-      verifier_name='tree',
-      kind=DraftKind.POINT_MASS,
-      settings='mixed batch',
-      groups=_MIXED,
-      is_of_one_shape=False,
-    )
-
-
-def _other_vocabulary():
-  scene = trained.other_vocabulary()
-  return Draw(
-    drafter_name=scene.name,
-    drafter=scene.drafter,
-    verifier_name='block',
-    kind=DraftKind.SAMPLED,
-    settings='mixed batch',
-    groups=_MIXED,
-    params=scene.params,
-  )
-
-
-def _of_memory():
-  """Yields cases in which some rows draft from memory.
-
-  The other rows draw their drafts, or have none.
-  """
-  chain = drafters.Chain(
-    model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
-  )
-  either = trained.either(chain)
-  of_tree = lambda kind: trained.either(
-    drafters.Tree(drafter=chain, topology=_TREE, kind=kind)
-  )
-  for scene, name, kind in (
-    (trained.remembering(), 'chain', DraftKind.POINT_MASS),
-    (either, 'block', DraftKind.SAMPLED),
-    (either, 'coupled', DraftKind.SAMPLED),
-    (of_tree(DraftKind.POINT_MASS), 'tree', DraftKind.POINT_MASS),
-    (of_tree(DraftKind.SAMPLED), 'traversal', DraftKind.SAMPLED),
-  ):
-    yield Draw(
-      drafter_name=scene.name,
-      drafter=scene.drafter,
-      verifier_name=name,
-      kind=kind,
-      settings='mixed batch',
-      groups=_MIXED,
-      params=scene.params,
-      is_of_one_shape=False,
-    )
-
-
-def _of_whole_batches():
-  """Yields pairs of rows in which one decides what the other drafts."""
-  chain = drafters.Chain(
-    model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
-  )
-  suffix = drafters.Suffix(num_draft_tokens=2, costs=(1.0, 1.3, 1.5))
-  adaptive = drafters.Adaptive(
-    drafter=chain,
-    policies=(
-      policies.Fastest(
-        costs=(1.0, 1.3, 1.5), strength=0.5, patience=1, whole_batch=True
-      ),
-    ),
-  )
-  budget = policies.Budget(
-    ladder=(0, 2, _TREE.num_nodes), costs=(1.0, 1.2, 1.5), patience=1
-  )
-  of_trees = drafters.Adaptive(
-    drafter=drafters.Tree(drafter=chain, topology=_TREE), policies=(budget,)
-  )
-  either, either_tree = (
-    drafters.Either(remembered=suffix, trained=inner, prior_kept=1.0)
-    for inner in (adaptive, of_trees)
-  )
-  stores = trained.remembering().params['drafter']
-  both = {'remembered': stores, 'trained': {}}
-  for of_whole, drafter, name, kind, own in (
-    ('Suffix', suffix, 'chain', DraftKind.POINT_MASS, stores),
-    ('Adaptive', adaptive, 'block', DraftKind.SAMPLED, {}),
-    ('Either', either, 'block', DraftKind.SAMPLED, both),
-    ('Either of trees', either_tree, 'tree', DraftKind.POINT_MASS, both),
-  ):
-    yield Draw(
-      drafter_name=f'{of_whole}, the whole batch decides',
-      drafter=drafter,
-      verifier_name=name,
-      kind=kind,
-      settings='pairs of rows',
-      groups=_MIXED,
-      params={'target': {}, 'drafter': own},
-      is_of_one_shape=False,
-      sample=neighbours.draw,
-    )
+    name = type(drafter).__name__
+    yield _of_any_shape(name, drafter, 'tree', DraftKind.POINT_MASS)
 
 
 def _filtered_trees():
   """Yields trees with fewer verified nodes than drafted ones."""
-  chain = drafters.Chain(
-    model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=2
-  )
-  for rule, kind, policy in (
+  for verifier_name, kind, policy in (
     ('tree', DraftKind.POINT_MASS, policies.TopNodes(2)),
     (
       'tree',
@@ -441,38 +320,63 @@ def _filtered_trees():
       policies.TokenProbability(0.4),
     ),
   ):
-    of_chain = drafters.Tree(drafter=chain, topology=_TREE, kind=kind)
+    whole = drafters.Tree(drafter=_CHAIN, topology=_TREE, kind=kind)
     yield Draw(
-      drafter_name=f'Tree, {type(policy).__name__}',
-      drafter=drafters.Adaptive(
-        drafter=of_chain, policies=(policy,), widths=(0, 2)
-      ),
-      verifier_name=rule,
-      kind=kind,
-      settings='mixed batch',
-      groups=_MIXED,
+      f'Tree, {type(policy).__name__}',
+      drafters.Adaptive(drafter=whole, policies=(policy,), widths=(0, 2)),
+      verifier_name,
+      kind,
     )
 
 
-def _skip(draw, name, model, params):
-  layers = (0,)
-  return draw(
-    drafter_name=name,
-    drafter=drafters.Skip(model=model, layers=layers, num_draft_tokens=2),
-    kind=DraftKind.SAMPLED,
-    params={'target': params},
-    drafts_from=lambda: (
-      model.keep_layers(layers),
-      model.keep_params(params, layers),
-    ),
+def _of_memory():
+  """Yields cases in which some rows draft from memory.
+
+  The other rows draw their drafts, or have none.
+  """
+  either = trained.either(_CHAIN)
+  of_tree = lambda kind: trained.either(
+    drafters.Tree(drafter=_CHAIN, topology=_TREE, kind=kind)
   )
+  for scene, name, kind in (
+    (trained.remembering(), 'chain', DraftKind.POINT_MASS),
+    (either, 'block', DraftKind.SAMPLED),
+    (either, 'coupled', DraftKind.SAMPLED),
+    (of_tree(DraftKind.POINT_MASS), 'tree', DraftKind.POINT_MASS),
+    (of_tree(DraftKind.SAMPLED), 'traversal', DraftKind.SAMPLED),
+  ):
+    yield _trained(scene, name, kind, _of_any_shape)
 
 
-def _trained(draw, scene):
-  return draw(
-    drafter_name=scene.name,
-    drafter=scene.drafter,
-    kind=DraftKind.SAMPLED,
-    model=scene.model,
-    params=scene.params,
+def _of_whole_batches():
+  """Yields pairs of rows in which one decides what the other drafts."""
+  suffix = drafters.Suffix(num_draft_tokens=2, costs=_COSTS)
+  fastest = dataclasses.replace(_FASTEST, whole_batch=True)
+  adaptive = drafters.Adaptive(drafter=_CHAIN, policies=(fastest,))
+  budget = policies.Budget(
+    ladder=(0, 2, _TREE.num_nodes), costs=(1.0, 1.2, 1.5), patience=1
   )
+  of_trees = drafters.Adaptive(
+    drafter=drafters.Tree(drafter=_CHAIN, topology=_TREE), policies=(budget,)
+  )
+  either, either_tree = (
+    drafters.Either(remembered=suffix, trained=inner, prior_kept=1.0)
+    for inner in (adaptive, of_trees)
+  )
+  stores = trained.remembering().params['drafter']
+  both = {'remembered': stores, 'trained': {}}
+  for name, drafter, verifier_name, kind, own in (
+    ('Suffix', suffix, 'chain', DraftKind.POINT_MASS, stores),
+    ('Adaptive', adaptive, 'block', DraftKind.SAMPLED, {}),
+    ('Either', either, 'block', DraftKind.SAMPLED, both),
+    ('Either of trees', either_tree, 'tree', DraftKind.POINT_MASS, both),
+  ):
+    yield _of_any_shape(
+      f'{name}, the whole batch decides',
+      drafter,
+      verifier_name,
+      kind,
+      settings='pairs of rows',
+      params={'target': {}, 'drafter': own},
+      sample=neighbours.draw,
+    )

@@ -189,7 +189,7 @@ def test_exact():
   testing.assert_exact(verify.block, few)
   testing.assert_exact(verify.coupled, few)  # only its point masses
   with pytest.raises(AssertionError, match=r'plain, sampled, V = 2, K = 1'):
-    testing.assert_exact(rules.PlainResidual(), few)
+    testing.assert_exact(rules.Rule(law=rules.plain_residual), few)
   with pytest.raises(AssertionError, match='does not draw from its own law'):
     testing.assert_exact(_Hasty(), few)
   sampled = [case for case in few if case.kind is DraftKind.SAMPLED]
@@ -219,9 +219,7 @@ def test_a_drafter():
   )
   check(drafter=chain, verify=verify.block)
   # The kind, and what the draws came from, fit; the declared law does not.
-  misdeclared = planted.Misdeclared(
-    drafter=chain, drawn=planted.raw, declared=planted.as_given
-  )
+  misdeclared = planted.Misdeclared(drafter=chain, drawn=planted.raw)
   with pytest.raises(
     AssertionError,
     match=r'^Misdeclared.*If `assert_exact\(Block\(\)\)` passes, the drafter '
@@ -236,7 +234,6 @@ def test_a_drafter_with_a_softmax_of_its_own_is_told_so():
     drafter=drafters.Chain(
       model=dataclasses.replace(model, noise=0.5), num_draft_tokens=1
     ),
-    drawn=planted.as_given,
     declared=lambda warp: lambda *args: warp(*args) * (1 + 2**-22),
   )
   with pytest.raises(AssertionError, match=r'is \d\.\de-07\. If .* very array'):
@@ -276,7 +273,7 @@ def test_follows_target():
   )
   run(verify.block)
   with pytest.raises(AssertionError, match='does not follow the target'):
-    run(rules.PlainResidual())
+    run(rules.Rule(law=rules.plain_residual))
 
 
 def test_greedy_equal():

@@ -69,7 +69,7 @@ def test_numpy_and_torch_are_audited_as_jax_is(sampler):
 
 
 def test_a_sampled_law_is_near_the_enumerated_one():
-  for rule in (verify.chain, rules.PlainResidual()):
+  for rule in (verify.chain, rules.Rule(law=rules.plain_residual)):
     sampler = samplers.of_rule(rule)
     (exact,) = _audit(sampler)
     (found,) = _audit(
@@ -114,7 +114,7 @@ def test_rows_are_greedy_and_sampled_in_one_call():
 
 
 def test_tokens_that_are_given_away_are_found_though_the_law_is_right():
-  for rule in (rules.Equality(), rules.SkippedBonus()):
+  for rule in (samplers.EQUALITY, rules.Rule(law=rules.skipped_bonus)):
     sampler = samplers.of_rule(rule)
     (exact,) = _audit(sampler)
     (found,) = _audit(

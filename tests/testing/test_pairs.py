@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from experiments.certificate.planted import budgets
 from experiments.certificate.planted import drafters as planted
+from experiments.certificate.planted import policies as planted_policies
 from specsample import policies
 from specsample import verify
 from specsample.drafters import Chain
 from specsample.testing import pairs
 
-_CHAIN = Chain(model=budgets.DRAFT, num_draft_tokens=1)
-_CUT = planted.CutByNeighbour(drafter=_CHAIN)
+_CHAIN = Chain(model=planted_policies.DRAFT, num_draft_tokens=1)
+_CUT = planted.Changed(drafter=_CHAIN, change=planted.cut_by_neighbour)
 # Both rows go on if one token in each promises enough for its cost.
-_TOGETHER = budgets.drafter(
+_TOGETHER = planted_policies.drafter(
   policies.EarlyStopping(costs=(1, 5 / 3, 2), whole_batch=True)
 )
 
@@ -38,8 +38,8 @@ def test_both_rows_have_the_targets_law_if_one_cuts_the_others_draft(
   law = pairs.joint_law(
     verify.chain,
     drafter,
-    model=budgets.TARGET,
-    draft_model=budgets.DRAFT,
+    model=planted_policies.TARGET,
+    draft_model=planted_policies.DRAFT,
     prompt=(1, 0, 1),
     rounds=1,
   )

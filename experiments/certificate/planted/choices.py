@@ -43,14 +43,18 @@ def _scenes():
   return {scene.name: scene for scene in choices.scenes()}
 
 
-def missed_bounds(scene: str, model: type[Transformer]) -> Reading:
+def missed_bounds(
+  scene: str, model: type[Transformer] = Transformer
+) -> Reading:
   """Counts the logits of a scene that are above their bounds."""
   found = _scenes()[scene]
   missed = choices.missed_bounds(found, found.model(model))
   return Reading(missed, 0, 'bounds of all logits')
 
 
-def wrong_choices(scene: str, model: type[Transformer]) -> Reading:
+def wrong_choices(
+  scene: str, model: type[Transformer] = Transformer
+) -> Reading:
   """Counts the positions of a scene whose choice is not the best token."""
   found = _scenes()[scene]
   made = choices.found(found, found.model(model), 'greedy', verify.certified)

@@ -33,6 +33,7 @@ from specsample.testing import proposal as proposal_lib
 from specsample.testing import sample as sample_lib
 from specsample.testing import trained
 from specsample.testing import tree_acceptance
+from specsample.testing.conditional import Conditional
 from specsample.testing.conditional import Warp
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
@@ -98,7 +99,7 @@ class Reading:
 
 @functools.cache
 def enumerated(
-  verifier: Verifier,
+  verifier: Verifier = verify.chain,
   drafter: Drafter = CHAIN,
   sampling: Sampling = PLAIN,
   params: Callable[[], Params] = _params,
@@ -146,22 +147,22 @@ _WIDE_CHAIN = drafters.Chain(
 )
 
 
-def warped(warp: Warp) -> Reading:
+def warped(warp: Warp = sampling_lib.warp) -> Reading:
   """Returns what `enumerated` does if all settings are applied by `warp`."""
-  enumeration, _, law = _everywhere(warp)
+  enumeration, _, law = everywhere(warp)
   error, _ = enumeration.error(2, law)
   return Reading(error, _TOLERANCE, 'exact enumeration, largest error')
 
 
-def warped_alike(warp: Warp) -> Reading:
-  """Returns what `warped` would if `warp` were what is expected, too."""
-  enumeration, target, _ = _everywhere(warp)
-  error, _ = enumeration.error(2, target)
-  return Reading(error, _TOLERANCE, 'exact enumeration, largest error')
-
-
 @functools.cache
-def _everywhere(warp):
+def everywhere(
+  warp: Warp,
+) -> tuple[enumerate_lib.Enumeration, Conditional, Conditional]:
+  """Applies all settings by `warp`, on both sides.
+
+  Returns the enumeration, and the target's distributions by `warp` and without
+  it.
+  """
   sampling = cases.EVERY_SETTING
   target, law = _tables(_WIDE, sampling, warp)
   proposal = drafted.from_drafter(
@@ -183,32 +184,47 @@ def _tables(model, sampling, warp=sampling_lib.warp):
   return target, law
 
 
-def tokens_given_away(verifier: Verifier) -> Reading:
+def tokens_given_away(verifier: Verifier = verify.chain) -> Reading:
   """Returns how far a round is from E[tokens] = 1 + sum of products of min."""
-  target, proposal = _of_chain()
-  enumeration = enumerate_lib.Enumeration(verifier, proposal, target)
-  ideal = acceptance.chain(proposal, target).sum()
-  return Reading(
-    float(abs(ideal - enumeration.expected_accepted())),
-    _TOLERANCE,
-    'exact enumeration, tokens per round',
-  )
+  proposal = proposal_lib.sampled(_drawn(), CHAIN.num_draft_tokens)
+  return _given_away(verifier, proposal, acceptance.chain)
 
 
-def nodes_given_away(verifier: Verifier) -> Reading:
+def nodes_given_away(verifier: Verifier = verify.tree) -> Reading:
   """Returns how far a tree's kept drafts are from recursive rejection's."""
-  target, _ = _of_chain()
-  proposal = proposal_lib.tree(
-    conditional_lib.from_model(CHAIN.model, {}, cases.PROMPT),
-    Topology((0, 0, 1)),
-    DraftKind.SAMPLED,
-  )
+  topology = Topology((0, 0, 1))
+  proposal = proposal_lib.tree(_drawn(), topology, DraftKind.SAMPLED)
+  return _given_away(verifier, proposal, tree_acceptance.tree)
+
+
+def _given_away(verifier, proposal, formula):
+  target = conditional_lib.from_model(MODEL, {}, cases.PROMPT)
   enumeration = enumerate_lib.Enumeration(verifier, proposal, target)
-  ideal = tree_acceptance.tree(proposal, target).sum()
+  ideal = formula(proposal, target).sum()
   return Reading(
     float(abs(ideal - enumeration.expected_accepted())),
     _TOLERANCE,
     'exact enumeration, tokens per round',
+  )
+
+
+def _drawn():
+  """Returns the distributions that `CHAIN` draws from."""
+  return conditional_lib.from_model(CHAIN.model, {}, cases.PROMPT)
+
+
+def of_tokens(
+  sample: sample_lib.Sample,
+  laws: list[np.ndarray],
+  num_tokens: int,
+  eos_id: int | None = None,
+) -> Reading:
+  """Tests sampled tokens against their exact laws by chi-square."""
+  result = sample_lib.compare(sample, laws, eos_id)
+  return Reading(
+    result.statistic,
+    result.threshold,
+    f'chi-square of {num_tokens} tokens in {result.samples} rows',
   )
 
 
@@ -251,12 +267,7 @@ def sampled(
       num_rows=_NUM_ROWS,
       stop=Stop(eos_ids=() if eos_id is None else (eos_id,)),
     )
-  result = sample_lib.compare(sample, laws, eos_id)
-  return Reading(
-    result.statistic,
-    result.threshold,
-    f'chi-square of {num_tokens} tokens in {result.samples} rows',
-  )
+  return of_tokens(sample, laws, num_tokens, eos_id)
 
 
 @functools.cache
@@ -346,9 +357,3 @@ def with_features(name: str) -> Trained:
   """Returns the scene of that name, of a drafter with parameters."""
   of_all = trained.scenes(MODEL.vocab_size)
   return next(scene for scene in of_all if scene.name == name)
-
-
-def _of_chain():
-  draft = conditional_lib.from_model(CHAIN.model, {}, cases.PROMPT)
-  target = conditional_lib.from_model(MODEL, {}, cases.PROMPT)
-  return target, proposal_lib.sampled(draft, CHAIN.num_draft_tokens)

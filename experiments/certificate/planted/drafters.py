@@ -16,10 +16,12 @@ from specsample.drafters import wrapper
 from specsample.models import cache
 from specsample.sampling import Sampling
 from specsample.testing.hash_model import HashModel
-from specsample.types import Array, DraftKind, Params, Warp
+from specsample.types import Array, Draft, DraftKind, Params, Warp
 
 # Turns the warp that the loop gives into another one.
 Rewarp = Callable[[Warp], Warp]
+# A draft whose drawn tokens promise fewer kept tokens is not handed over.
+_LEAST = 0.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,11 +35,27 @@ class Wrapper(wrapper.Wrapper):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Changed(Wrapper):
+  """A drafter whose draft is changed before it is handed over."""
+
+  change: Callable[[Draft], Draft]
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    draft, state = super().propose(params, draw, warp, tokens, length, state)
+    return self.change(draft), state
+
+
+def as_given(warp: Warp) -> Warp:
+  """Returns the warp that the loop gives."""
+  return warp
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Misdeclared(Wrapper):
   """Draws from one distribution and tells the verifier of another."""
 
-  drawn: Rewarp
-  declared: Rewarp
+  drawn: Rewarp = as_given
+  declared: Rewarp = as_given
 
   def propose(self, params, draw, warp, tokens, length, state):
     drawn, _ = self.drafter.propose(
@@ -45,15 +63,10 @@ class Misdeclared(Wrapper):
     )
     return self.drafter.propose(
       params,
-      _repeat(drawn.tokens, length),
+      repeat(drawn.tokens, length),
       self.declared(warp),
       *(tokens, length, state),
     )
-
-
-def as_given(warp: Warp) -> Warp:
-  """Returns the warp that the loop gives."""
-  return warp
 
 
 def raw(warp: Warp) -> Warp:
@@ -131,56 +144,38 @@ def _warp(sampling):
   )(logits.astype(jnp.result_type(float)), drafted)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CutsBeforeTheToken(Wrapper):
+def cut_before_the_token(draft):
   """Cuts a draft at the first drawn token that was not likely enough.
 
   Whether token i is drafted then depends on token i.
   """
-
-  threshold: float
-
-  def propose(self, params, draw, warp, tokens, length, state):
-    draft, state = super().propose(params, draw, warp, tokens, length, state)
-    drawn = jnp.take_along_axis(draft.probs, draft.tokens[..., None], axis=-1)
-    keep = jnp.cumprod(drawn[..., 0] >= self.threshold, axis=1) > 0
-    draft = types.Draft(
-      tokens=jnp.where(keep, draft.tokens, -1),
-      probs=jnp.where(keep[..., None], draft.probs, 0),
-      kind=DraftKind.SAMPLED,
-    )
-    return draft, state
+  keep = jnp.cumprod(_drawn_probs(draft) >= 0.3, axis=1) > 0
+  return types.Draft(
+    tokens=jnp.where(keep, draft.tokens, -1),
+    probs=jnp.where(keep[..., None], draft.probs, 0),
+    kind=DraftKind.SAMPLED,
+  )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DraftsIfLikely(Wrapper):
+def drafted_if_likely(draft):
   """Drafts nothing in a row whose drawn tokens promise too little.
 
   How much of a draft the target reads then depends on the tokens drawn.
   """
-
-  least: float
-
-  def propose(self, params, draw, warp, tokens, length, state):
-    draft, state = super().propose(params, draw, warp, tokens, length, state)
-    nothing = types.Draft(
-      tokens=jnp.full_like(draft.tokens, -1),
-      probs=jnp.zeros_like(draft.probs),
-      kind=DraftKind.SAMPLED,
-    )
-    return _choose(_promised(draft) >= self.least, draft, nothing), state
+  nothing = types.Draft(
+    tokens=jnp.full_like(draft.tokens, -1),
+    probs=jnp.zeros_like(draft.probs),
+    kind=DraftKind.SAMPLED,
+  )
+  return _choose(_promised(draft) >= _LEAST, draft, nothing)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CutByNeighbour(Wrapper):
+def cut_by_neighbour(draft):
   """Keeps a draft token only if the other of two rows has drawn token 0 there.
 
   Each row still has the target's distribution, but they depend on each other.
   """
-
-  def propose(self, params, draw, warp, tokens, length, state):
-    draft, state = super().propose(params, draw, warp, tokens, length, state)
-    return drafts.cut(draft, draft.tokens[::-1] == 0), state
+  return drafts.cut(draft, draft.tokens[::-1] == 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,8 +184,6 @@ class ForgetsIfLikely(Wrapper):
 
   The shipped one compares with what was kept in earlier rounds.
   """
-
-  least: float
 
   def propose(self, params, draw, warp, tokens, length, state):
     never, always = jnp.inf, -1.0
@@ -205,7 +198,7 @@ class ForgetsIfLikely(Wrapper):
     drawn, state_of_drawn = propose(draw, never)
     nothing = lambda probs, position: jnp.zeros_like(position)
     remembered, found = propose(nothing, always)
-    forgets = ~found.is_remembered | (_promised(drawn) >= self.least)
+    forgets = ~found.is_remembered | (_promised(drawn) >= _LEAST)
     return _choose(forgets, drawn, remembered), state_of_drawn
 
 
@@ -217,7 +210,7 @@ class LeavesDrawnProbs(Wrapper):
     draft, new = super().propose(params, draw, warp, tokens, length, state)
     drawn, _ = self.drafter.trained.propose(
       params | {'drafter': params['drafter']['trained']},
-      _repeat(draft.tokens, length),
+      repeat(draft.tokens, length),
       warp,
       tokens,
       length,
@@ -239,7 +232,7 @@ class DeclaredAfterOtherTokens(Wrapper):
     pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
     late = jnp.concatenate([pending, draft.tokens[:, :-1]], axis=1)
     declared, _ = super().propose(
-      params, _repeat(late, length), warp, tokens, length, state
+      params, repeat(late, length), warp, tokens, length, state
     )
     return dataclasses.replace(draft, probs=declared.probs), new
 
@@ -280,39 +273,36 @@ class KeepsOldCandidates(Wrapper):
     return dataclasses.replace(draft, probs=declared), new
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MissingProbsAsUniform(Wrapper):
-  """Declares tokens that were not drawn, and have no `probs`, to be uniform."""
-
-  vocab_size: int
-
-  def propose(self, params, draw, warp, tokens, length, state):
-    draft, state = super().propose(params, draw, warp, tokens, length, state)
-    is_there = (draft.tokens >= 0)[..., None]
-    uniform = jnp.full(self.vocab_size, 1 / self.vocab_size)
-    draft = types.Draft(
-      tokens=draft.tokens,
-      probs=jnp.where(is_there, uniform, 0),
-      kind=DraftKind.SAMPLED,
-    )
-    return draft, state
+def missing_probs_as_uniform(draft):
+  """Declares the tokens of `Ngram` to be uniformly drawn, of three."""
+  is_there = (draft.tokens >= 0)[..., None]
+  return types.Draft(
+    tokens=draft.tokens,
+    probs=jnp.where(is_there, jnp.full(3, 1 / 3), 0),
+    kind=DraftKind.SAMPLED,
+  )
 
 
-def _repeat(drafted, length):
+def repeat(drafted, length):
   """Returns a `Draw` that repeats tokens [B, K] that were drawn before."""
 
-  def repeat(probs, position, node=None):
+  def drawn_before(probs, position, node=None):
     del probs, node  # a chain has one node for each position
     column = (position - length)[:, None]
     return jnp.take_along_axis(drafted, column, axis=1)[:, 0]
 
-  return repeat
+  return drawn_before
 
 
 def _promised(draft):
   """Returns the expected number of kept tokens [B], if q(x) are the rates."""
-  drawn = jnp.take_along_axis(draft.probs, draft.tokens[..., None], axis=-1)
-  return jnp.sum(jnp.cumprod(drawn[..., 0], axis=1), axis=1)
+  return jnp.sum(jnp.cumprod(_drawn_probs(draft), axis=1), axis=1)
+
+
+def _drawn_probs(draft):
+  """Returns the draft probability [B, K] of each drawn token."""
+  index = draft.tokens[..., None]
+  return jnp.take_along_axis(draft.probs, index, axis=-1)[..., 0]
 
 
 def _choose(rows, draft, other):
@@ -324,20 +314,13 @@ def _choose(rows, draft, other):
   )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UnknownTokens(Wrapper):
-  """Drafts an id that the target lacks whenever token 0 is drawn.
+def unknown_tokens(draft):
+  """Drafts 3, an id that the target lacks, whenever token 0 is drawn.
 
   The drafter is correct: the loop has to handle such an id.
   """
-
-  unknown_id: int
-
-  def propose(self, params, draw, warp, tokens, length, state):
-    draft, state = super().propose(params, draw, warp, tokens, length, state)
-    tokens = jnp.where(draft.tokens == 0, self.unknown_id, draft.tokens)
-    draft = types.Draft(tokens=tokens, probs=None, kind=DraftKind.POINT_MASS)
-    return draft, state
+  tokens = jnp.where(draft.tokens == 0, 3, draft.tokens)
+  return types.Draft(tokens=tokens, probs=None, kind=DraftKind.POINT_MASS)
 
 
 @types.pytree

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 
 from experiments.certificate.planted import detectors
 from experiments.certificate.planted import drafters
@@ -35,14 +34,10 @@ class LearnsBeforeItDeclares(drafters.Wrapper):
 
   def propose(self, params, draw, warp, tokens, length, state):
     drawn, _ = super().propose(params, draw, warp, tokens, length, state)
-
-    def repeat(probs, position, node=None):
-      del probs, node  # a chain has one node for each position
-      column = (position - length)[:, None]
-      return jnp.take_along_axis(drawn.tokens, column, axis=1)[:, 0]
-
     new = self._learned(params, tokens, length, state)
-    return super().propose(new, repeat, warp, tokens, length, state)
+    return super().propose(
+      new, drafters.repeat(drawn.tokens, length), warp, tokens, length, state
+    )
 
   def _learned(self, params, tokens, length, state) -> Params:
     batch = online.examples(
@@ -58,7 +53,7 @@ class LearnsBeforeItDeclares(drafters.Wrapper):
 
 
 @functools.cache
-def sampled(is_mistaken: bool) -> Reading:
+def sampled(is_mistaken: bool = False) -> Reading:
   """Tests the adapting loop's tokens against the exact law by chi-square."""
   _, learner, params = next(adapting.scenes())
   # After an update there is nothing to learn. With one every two rounds, there
@@ -82,9 +77,4 @@ def sampled(is_mistaken: bool) -> Reading:
     num_rows=_NUM_ROWS,
   )
   laws = sample_lib.laws(model, params['target'], _GROUPS, _NUM_TOKENS)
-  result = sample_lib.compare(sample, laws)
-  return Reading(
-    result.statistic,
-    result.threshold,
-    f'chi-square of {_NUM_TOKENS} tokens in {result.samples} rows',
-  )
+  return detectors.of_tokens(sample, laws, _NUM_TOKENS)

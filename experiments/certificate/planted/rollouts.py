@@ -23,7 +23,7 @@ from specsample.testing import sample as sample_lib
 from specsample.testing import second_call
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
-from specsample.types import Array, Drafter, DraftKind
+from specsample.types import Drafter, DraftKind
 
 _NUM_TOKENS = 4
 _NUM_ROWS = 4096
@@ -31,11 +31,6 @@ _NUM_ROWS = 4096
 _ROUNDING = 1e-5
 _POLICIES = (HashModel(vocab_size=3), HashModel(vocab_size=3, seed=1))
 _GROUPS = (Group((1, 0, 1), detectors.PLAIN),)
-
-
-def as_drawn(rollouts: Rollouts) -> Rollouts:
-  """Returns the rollouts that the library gives."""
-  return rollouts
 
 
 def of_the_policy_before(rollouts: Rollouts) -> Rollouts:
@@ -76,7 +71,9 @@ def _second_rollouts() -> Rollouts:
 
 
 @functools.cache
-def recomputed(change: Callable[[Rollouts], Rollouts]) -> Reading:
+def recomputed(
+  change: Callable[[Rollouts], Rollouts] = lambda rollouts: rollouts,
+) -> Reading:
   """Compares both log-probabilities with those of exact tables.
 
   Args:
@@ -103,35 +100,25 @@ def recomputed(change: Callable[[Rollouts], Rollouts]) -> Reading:
   )
 
 
-def same_key(key: Array, step: int) -> Array:
-  """Returns the key of all calls."""
-  del step
-  return key
-
-
 @functools.cache
-def remembering(key_of: Callable[[Array, int], Array]) -> Reading:
+def remembering(have_same_key: bool = False) -> Reading:
   """Tests a second call's tokens by chi-square, each row with a history.
 
   Args:
-    key_of: the key of a call, given that of the run and the call's number.
+    have_same_key: whether both calls have the same key, a mistake.
   """
   key = jax.random.key(7)
+  keys = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
   sample = second_call.draw(
     _GROUPS,
-    (key_of(key, 0), key_of(key, 1)),
+    (key, key) if have_same_key else keys,
     models=_POLICIES,
     verify=verify.chain,
     num_tokens=_NUM_TOKENS,
     num_rows=_NUM_ROWS,
   )
   laws = sample_lib.laws(_POLICIES[1], {}, _GROUPS, _NUM_TOKENS)
-  result = sample_lib.compare(sample, laws)
-  return Reading(
-    result.statistic,
-    result.threshold,
-    f'chi-square of {_NUM_TOKENS} tokens in {result.samples} rows',
-  )
+  return detectors.of_tokens(sample, laws, _NUM_TOKENS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,13 +149,10 @@ def frequency_as_law(drafter: Drafter) -> Drafter:
   return FrequencyAsLaw(drafter=drafter, size=second_call.MODEL.vocab_size)
 
 
-def as_given(drafter: Drafter) -> Drafter:
-  """Returns the drafter as it is."""
-  return drafter
-
-
 @functools.cache
-def enumerated(change: Callable[[Drafter], Drafter]) -> Reading:
+def enumerated(
+  change: Callable[[Drafter], Drafter] = lambda drafter: drafter,
+) -> Reading:
   """Returns the largest error in a second call, whatever the first wrote.
 
   Args:

@@ -1,6 +1,5 @@
-"""Mistakes that only trees allow, one per class."""
+"""Mistakes that only trees allow: in rules, in drafts and in models."""
 
-import abc
 import dataclasses
 
 import jax
@@ -17,135 +16,90 @@ from specsample.types import DraftKind, Law
 from specsample.verify import rule
 
 
-@dataclasses.dataclass(frozen=True)
-class SameResidual:
+def same_residual(draft, target_probs):
   """Tests every child against the target, whatever was rejected before."""
-
-  lossless = True
-  positional = False
-  draft_kinds = verify.tree.draft_kinds
-
-  def law(self, draft, target_probs):
-    """See `types.Verifier`."""
-    law = verify.tree.law(draft, target_probs)
-    own = draft.tokens.size
-    # The acceptance probability of each child, as if it had no siblings.
-    alone = [
-      verify.tree.law(
-        dataclasses.replace(
-          draft,
-          tokens=draft.tokens[i : i + 1],
-          probs=None if draft.probs is None else draft.probs[i : i + 1],
-          parents=jnp.zeros(1, jnp.int32),
-          depth=1,
-        ),
-        target_probs[draft.parents[i]][None].repeat(2, axis=0),
-      ).stop[1]
-      for i in range(own)
-    ]
-    stop = rule.stop_in_tree(draft.parents, jnp.stack(alone))
-    return dataclasses.replace(law, stop=stop)
+  law = verify.tree.law(draft, target_probs)
+  own = draft.tokens.size
+  # The acceptance probability of each child, as if it had no siblings.
+  alone = [
+    verify.tree.law(
+      dataclasses.replace(
+        draft,
+        tokens=draft.tokens[i : i + 1],
+        probs=None if draft.probs is None else draft.probs[i : i + 1],
+        parents=jnp.zeros(1, jnp.int32),
+        depth=1,
+      ),
+      target_probs[draft.parents[i]][None].repeat(2, axis=0),
+    ).stop[1]
+    for i in range(own)
+  ]
+  stop = rule.stop_in_tree(draft.parents, jnp.stack(alone))
+  return dataclasses.replace(law, stop=stop)
 
 
-@dataclasses.dataclass(frozen=True)
-class DrawsForEachChild:
+def draws_for_each_child(draft, target_probs):
   """Draws from the target again for each child, which is kept if it is equal.
 
   A node with several children then emits the draw for the last one. One draw
   for all of them would be right.
   """
-
-  lossless = True
-  positional = False
-  draft_kinds = frozenset([DraftKind.POINT_MASS])
-
-  def law(self, draft, target_probs):
-    """See `types.Verifier`."""
-    parents = draft.parents
-    own = rule.of_children(target_probs, draft)
-    has_later = jnp.any(rule.is_sibling_before(parents), axis=0)
-    last = rule.child_tokens(parents, draft.tokens, ~has_later)
-    is_last = last[:, None] == jnp.arange(target_probs.shape[1])
-    return Law(
-      stop=rule.stop_in_tree(parents, own),
-      next=rule.normalise(jnp.where(is_last, 0, target_probs), target_probs),
-    )
+  parents = draft.parents
+  own = rule.of_children(target_probs, draft)
+  has_later = jnp.any(rule.is_sibling_before(parents), axis=0)
+  last = rule.child_tokens(parents, draft.tokens, ~has_later)
+  is_last = last[:, None] == jnp.arange(target_probs.shape[1])
+  return Law(
+    stop=rule.stop_in_tree(parents, own),
+    next=rule.normalise(jnp.where(is_last, 0, target_probs), target_probs),
+  )
 
 
-@dataclasses.dataclass(frozen=True)
-class OnlyFirstSiblings:
+def only_first_siblings(draft, target_probs):
   """Rejects all children but the first one of each node.
 
   The distribution is right, but drafts are given away.
   """
-
-  lossless = True
-  positional = False
-  draft_kinds = verify.tree.draft_kinds
-
-  def law(self, draft, target_probs):
-    """See `types.Verifier`."""
-    is_first = rule.siblings_before(draft.parents) == 0
-    tokens = jnp.where(is_first, draft.tokens, -1)
-    return verify.tree.law(
-      dataclasses.replace(draft, tokens=tokens), target_probs
-    )
+  is_first = rule.siblings_before(draft.parents) == 0
+  tokens = jnp.where(is_first, draft.tokens, -1)
+  return verify.tree.law(
+    dataclasses.replace(draft, tokens=tokens), target_probs
+  )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Changed(drafters.Wrapper, abc.ABC):
-  """A tree drafter whose draft is changed before it is handed over."""
+def second_as_the_first(topology, draft):
+  """Declares siblings drawn without replacement to be independent.
 
-  @abc.abstractmethod
-  def change(self, draft):
-    """Returns the draft with the mistake."""
-
-  def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`."""
-    draft, state = self.drafter.propose(
-      params, draw, warp, tokens, length, state
-    )
-    return self.change(draft), state
+  Each sibling gets the distribution of the first one.
+  """
+  first = [topology.parents.index(p) for p in topology.parents]
+  probs = draft.probs[:, jnp.asarray(first)]
+  return dataclasses.replace(draft, probs=probs, kind=DraftKind.SAMPLED)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SecondAsTheFirst(_Changed):
-  """Declares siblings drawn without replacement to be independent."""
-
-  def change(self, draft):
-    """Gives each sibling the distribution of the first one."""
-    first = [self.topology.parents.index(p) for p in self.topology.parents]
-    probs = draft.probs[:, jnp.asarray(first)]
-    return dataclasses.replace(draft, probs=probs, kind=DraftKind.SAMPLED)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LikelierFirst(_Changed):
-  """Sorts two drawn siblings by their probability."""
-
-  def change(self, draft):
-    """Returns the sorted draft, for trees of two leaves."""
-    own = jnp.take_along_axis(
-      draft.probs, jnp.maximum(draft.tokens, 0)[..., None], axis=-1
-    )[..., 0]
-    order = jnp.argsort(-own, axis=1)
-    tokens = jnp.take_along_axis(draft.tokens, order, axis=1)
-    return dataclasses.replace(draft, tokens=tokens)
+def likelier_first(topology, draft):
+  """Sorts two drawn siblings by their probability, in trees of two leaves."""
+  del topology
+  own = jnp.take_along_axis(
+    draft.probs, jnp.maximum(draft.tokens, 0)[..., None], axis=-1
+  )[..., 0]
+  order = jnp.argsort(-own, axis=1)
+  tokens = jnp.take_along_axis(draft.tokens, order, axis=1)
+  return dataclasses.replace(draft, tokens=tokens)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BeamAsSample(_Changed):
-  """Declares that the most likely tokens were drawn from their distribution."""
+def beam_as_sample(topology, draft):
+  """Declares that the most likely tokens were drawn from their distribution.
 
-  def change(self, draft):
-    """Makes siblings the most likely tokens of the first one's distribution."""
-    first = [self.topology.parents.index(p) for p in self.topology.parents]
-    ranks = jnp.asarray(self.topology.ranks)
-    order = jnp.argsort(-draft.probs[:, jnp.asarray(first)], axis=-1)
-    tokens = jnp.take_along_axis(
-      order, jnp.broadcast_to(ranks, draft.tokens.shape)[..., None], axis=-1
-    )[..., 0]
-    return dataclasses.replace(draft, tokens=tokens.astype(jnp.int32))
+  Siblings become the most likely tokens of the first one's distribution.
+  """
+  first = [topology.parents.index(p) for p in topology.parents]
+  ranks = jnp.asarray(topology.ranks)
+  order = jnp.argsort(-draft.probs[:, jnp.asarray(first)], axis=-1)
+  tokens = jnp.take_along_axis(
+    order, jnp.broadcast_to(ranks, draft.tokens.shape)[..., None], axis=-1
+  )[..., 0]
+  return dataclasses.replace(draft, tokens=tokens.astype(jnp.int32))
 
 
 @dataclasses.dataclass(frozen=True)

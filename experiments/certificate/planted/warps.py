@@ -9,6 +9,8 @@ import dataclasses
 import jax.numpy as jnp
 
 from specsample import sampling as sampling_lib
+from specsample import types
+from specsample.constraint import Constraint
 from specsample.sampling import Sampling
 from specsample.types import Array, TokenCounts
 
@@ -88,6 +90,14 @@ def repetitions_of_the_output(
   """Leaves the prompt out of the repetition penalty."""
   counts = dataclasses.replace(counts, prompt=0 * counts.prompt)
   return sampling_lib.warp(sampling, counts, logits, drafted)
+
+
+@types.pytree
+class ForgetsDrafts(Constraint):
+  """A constraint that the draft tokens do not advance, only emitted ones."""
+
+  def mask(self, drafted):
+    return super().mask(drafted[:0])
 
 
 def _go_on(sampling, probs, drafted):

@@ -17,11 +17,11 @@ def _find(name):
   return [{'name': name, 'passed': True, 'error': 0.1}, {'passed': True}]
 
 
-_STEPS = {
-  (section, i, name): functools.partial(_find, section + name)
+_UNITS = [
+  certificate.unit((section, i, name), functools.partial(_find, section + name))
   for section in ('cases', 'lossy')
   for i, name in enumerate(_NAMES)
-}
+]
 
 
 def _build(folder, steps_before_a_kill=None, header=_HEADER):
@@ -40,7 +40,7 @@ def _build(folder, steps_before_a_kill=None, header=_HEADER):
 
   journal = journal_lib.Journal(folder, header)
   try:
-    return certificate.build(_STEPS, journal, progress), begun
+    return certificate.build(_UNITS, journal, progress), begun
   except KeyboardInterrupt:
     return None, begun
   finally:
@@ -51,7 +51,7 @@ def test_what_a_kill_left_is_gone_on_from(tmp_path):
   for name in ('whole', 'killed'):
     (tmp_path / name).mkdir()
   expected, everything = _build(tmp_path / 'whole')
-  assert len(everything) == len(_STEPS)
+  assert len(everything) == len(_UNITS)
   assert expected['passed'] and not expected['complete']
   assert expected['lossy'] == [
     record for name in _NAMES for record in _find('lossy' + name)
