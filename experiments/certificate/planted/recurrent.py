@@ -106,98 +106,81 @@ def rejected(
 
 
 def _committing(change):
-  """Replaces what a commit does; `change` gets the shipped function first."""
-  shipped = gated_delta._commit
-  return loop.replaced(
-    gated_delta, '_commit', functools.partial(change, shipped)
-  )
+  """Returns a mistake in what a commit does.
+
+  `change` is called in place of the library's function, which it gets first.
+  """
+
+  def mistake():
+    return loop.replaced(
+      gated_delta, '_commit', functools.partial(change, gated_delta._commit)
+    )
+
+  return mistake
 
 
-def keeps_all_in_the_state():
+@_committing
+def keeps_all_in_the_state(shipped, state, log, count, path):
   """Leaves the rejected drafts in the state, and drops them from the tail."""
-
-  def change(shipped, state, log, count, path):
-    everything = jnp.full_like(count, log.decays.shape[1])
-    whole = shipped(state, log, everything, [])
-    tail = shipped(state, log, count, path).tail
-    return dataclasses.replace(whole, tail=tail)
-
-  return _committing(change)
+  everything = jnp.full_like(count, log.decays.shape[1])
+  whole = shipped(state, log, everything, [])
+  tail = shipped(state, log, count, path).tail
+  return dataclasses.replace(whole, tail=tail)
 
 
-def keeps_all_in_the_tail():
+@_committing
+def keeps_all_in_the_tail(shipped, state, log, count, path):
   """Leaves the rejected drafts among the inputs of the convolution."""
-
-  def change(shipped, state, log, count, path):
-    everything = jnp.full_like(count, log.decays.shape[1])
-    whole = shipped(state, log, everything, [])
-    return dataclasses.replace(
-      shipped(state, log, count, path), tail=whole.tail
-    )
-
-  return _committing(change)
+  everything = jnp.full_like(count, log.decays.shape[1])
+  whole = shipped(state, log, everything, [])
+  return dataclasses.replace(shipped(state, log, count, path), tail=whole.tail)
 
 
-def keeps_at_least_one():
+@_committing
+def keeps_at_least_one(shipped, state, log, count, path):
   """Takes it for granted that a row keeps its pending token."""
-  return _committing(
-    lambda shipped, state, log, count, path: shipped(
-      state, log, jnp.maximum(count, 1), path
-    )
-  )
+  return shipped(state, log, jnp.maximum(count, 1), path)
 
 
-def keeps_at_most_three():
+@_committing
+def keeps_at_most_three(shipped, state, log, count, path):
   """Rolls the state forward by no more tokens than the convolution sees."""
-
-  def change(shipped, state, log, count, path):
-    made = shipped(state, log, count, path)
-    most = state.tail.key.shape[1]
-    memory = shipped(state, log, jnp.minimum(count, most), path).memory
-    return dataclasses.replace(made, memory=memory)
-
-  return _committing(change)
+  made = shipped(state, log, count, path)
+  most = state.tail.key.shape[1]
+  memory = shipped(state, log, jnp.minimum(count, most), path).memory
+  return dataclasses.replace(made, memory=memory)
 
 
-def stale_without_drafts():
+@_committing
+def stale_without_drafts(shipped, state, log, count, path):
   """Reads the old state after a round that kept one token alone."""
-
-  def change(shipped, state, log, count, path):
-    made = shipped(state, log, count, path)
-    choose = lambda old, new: jnp.where(
-      (count == 1).reshape(-1, *[1] * (new.ndim - 1)), old, new
-    )
-    return jax.tree.map(choose, state, made)
-
-  return _committing(change)
-
-
-def logs_of_the_row_beside():
-  """Folds the log of the row before into each row, as a bad index would."""
-
-  def change(shipped, state, log, count, path):
-    beside = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), log)
-    return shipped(state, beside, count, path)
-
-  return _committing(change)
-
-
-def first_nodes():
-  """Folds a tree's first nodes into the state, not the accepted path."""
-  return _committing(
-    lambda shipped, state, log, count, path: shipped(state, log, count, [])
+  made = shipped(state, log, count, path)
+  choose = lambda old, new: jnp.where(
+    (count == 1).reshape(-1, *[1] * (new.ndim - 1)), old, new
   )
+  return jax.tree.map(choose, state, made)
 
 
-def rounded_state():
+@_committing
+def logs_of_the_row_beside(shipped, state, log, count, path):
+  """Folds the log of the row before into each row, as a bad index would."""
+  beside = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), log)
+  return shipped(state, beside, count, path)
+
+
+@_committing
+def first_nodes(shipped, state, log, count, path):
+  """Folds a tree's first nodes into the state, not the accepted path."""
+  del path
+  return shipped(state, log, count, [])
+
+
+@_committing
+def rounded_state(shipped, state, log, count, path):
   """Keeps the state in bfloat16."""
-
-  def change(shipped, state, log, count, path):
-    made = shipped(state, log, count, path)
-    memory = made.memory.astype(jnp.bfloat16).astype(jnp.float32)
-    return dataclasses.replace(made, memory=memory)
-
-  return _committing(change)
+  made = shipped(state, log, count, path)
+  memory = made.memory.astype(jnp.bfloat16).astype(jnp.float32)
+  return dataclasses.replace(made, memory=memory)
 
 
 def sees_siblings():

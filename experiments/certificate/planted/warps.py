@@ -12,12 +12,9 @@ from specsample import sampling as sampling_lib
 from specsample import types
 from specsample.constraint import Constraint
 from specsample.sampling import Sampling
-from specsample.types import Array, TokenCounts
 
 
-def bias_after_penalties(
-  sampling: Sampling, counts: TokenCounts, logits: Array, drafted: Array
-) -> Array:
+def bias_after_penalties(sampling, counts, logits, drafted):
   """Adds the bias to penalised logits."""
   own = Sampling(
     temperature=1.0,
@@ -29,18 +26,14 @@ def bias_after_penalties(
   return sampling_lib.warp(sampling, None, jnp.log(penalised), drafted)
 
 
-def temperature_after_filters(
-  sampling: Sampling, counts: TokenCounts, logits: Array, drafted: Array
-) -> Array:
+def temperature_after_filters(sampling, counts, logits, drafted):
   """Chooses the tokens to keep at temperature 1."""
   own = dataclasses.replace(sampling, temperature=1.0)
   kept = sampling_lib.warp(own, counts, logits, drafted)
   return _go_on(Sampling(temperature=sampling.temperature), kept, drafted)
 
 
-def top_p_before_top_k(
-  sampling: Sampling, counts: TokenCounts, logits: Array, drafted: Array
-) -> Array:
+def top_p_before_top_k(sampling, counts, logits, drafted):
   """Applies top-p to all tokens, not to those that top-k keeps."""
   own = dataclasses.replace(sampling, top_k=None, min_p=None)
   kept = sampling_lib.warp(own, counts, logits, drafted)
@@ -48,9 +41,7 @@ def top_p_before_top_k(
   return _go_on(last, kept, drafted)
 
 
-def min_p_of_the_sum(
-  sampling: Sampling, counts: TokenCounts, logits: Array, drafted: Array
-) -> Array:
+def min_p_of_the_sum(sampling, counts, logits, drafted):
   """Keeps tokens at least as likely as min-p itself, and the best one."""
   own = dataclasses.replace(sampling, min_p=None)
   probs = sampling_lib.warp(own, counts, logits, drafted)
@@ -59,9 +50,7 @@ def min_p_of_the_sum(
   return probs / jnp.sum(probs)
 
 
-def constraint_after_top_k(
-  sampling: Sampling, counts: TokenCounts, logits: Array, drafted: Array
-) -> Array:
+def constraint_after_top_k(sampling, counts, logits, drafted):
   """Lets forbidden tokens be among the k that top-k keeps."""
   own = dataclasses.replace(sampling, constraint=None, top_p=None, min_p=None)
   kept = sampling_lib.warp(own, counts, logits, drafted)
@@ -74,9 +63,7 @@ def constraint_after_top_k(
   return _go_on(last, kept, drafted)
 
 
-def penalties_of_the_prompt(
-  sampling: Sampling, counts: TokenCounts, logits: Array, drafted: Array
-) -> Array:
+def penalties_of_the_prompt(sampling, counts, logits, drafted):
   """Counts the prompt's tokens for the penalties of emitted tokens, too."""
   counts = dataclasses.replace(
     counts, generated=counts.prompt + counts.generated
@@ -84,9 +71,7 @@ def penalties_of_the_prompt(
   return sampling_lib.warp(sampling, counts, logits, drafted)
 
 
-def repetitions_of_the_output(
-  sampling: Sampling, counts: TokenCounts, logits: Array, drafted: Array
-) -> Array:
+def repetitions_of_the_output(sampling, counts, logits, drafted):
   """Leaves the prompt out of the repetition penalty."""
   counts = dataclasses.replace(counts, prompt=0 * counts.prompt)
   return sampling_lib.warp(sampling, counts, logits, drafted)
