@@ -13,19 +13,18 @@ from experiments.command import cli
 from experiments.command import distributed
 from experiments.command import frame
 from experiments.command import progress
-from experiments.command import run_flags
 from experiments.timing import benchmark_report
 from experiments.timing import benchmarking
 
 frame.define_flags('configs/runs/benchmark.gin', on_hosts=True, recipe='')
-_OUT = run_flags.out('benchmark.json')
+_OUT = frame.out('benchmark.json')
 
 
 def main() -> None:
   """Measures, prints and writes the results."""
   baseline_rss = benchmarking.peak_rss()
   with cli.bad_input():
-    out = run_flags.folder(_OUT)
+    out = frame.folder(_OUT)
     benchmark = benchmarking.Benchmark()
     benchmark.check()
     cli.make_folder(out)

@@ -22,17 +22,16 @@ from experiments.command import cli
 from experiments.command import frame
 from experiments.command import journal as journal_lib
 from experiments.command import progress
-from experiments.command import run_flags
 from experiments.reporting import result_file
 
 frame.define_flags('configs/runs/certify.gin')
-_OUT = run_flags.out('certificate.json')
+_OUT = frame.out('certificate.json')
 
 
 def main() -> None:
   """Computes every entry, then writes and prints the certificate."""
   with cli.bad_input():
-    out = run_flags.folder(_OUT)
+    out = frame.folder(_OUT)
     plan = certificate_lib.Plan()
     cli.make_folder(out)
     journal = journal_lib.Journal(out, certificate_lib.header(plan))

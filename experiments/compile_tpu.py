@@ -22,7 +22,6 @@ from experiments.command import config
 from experiments.command import environment
 from experiments.command import frame
 from experiments.command import progress
-from experiments.command import run_flags
 from experiments.reporting import files as reporting_files
 from experiments.tpu import compilation
 from experiments.tpu import environment as environment_lib
@@ -36,7 +35,7 @@ _TOPOLOGY = flags.DEFINE_multi_string(
   "A chip and how many there are along each axis, such as 'v5e:4x4'; "
   'repeatable. Default: the topologies in the configuration.',
 )
-_OUT = run_flags.out('compile.json')
+_OUT = frame.out('compile.json')
 _DUMP_HLO = flags.DEFINE_string(
   'dump_hlo', None, "Folder for the HLO of each topology's decoding loop."
 )
@@ -50,7 +49,7 @@ def main() -> None:
   environment_lib.set_up()
   environment.set_up()
   with cli.bad_input():
-    out = run_flags.folder(_OUT)
+    out = frame.folder(_OUT)
     hlo = files.at(_DUMP_HLO.value) if _DUMP_HLO.value else None
     with gin.config_scope(recipe or None):
       setup = compilation.CompileTpu()

@@ -30,7 +30,6 @@ from experiments.command import distributed
 from experiments.command import frame
 from experiments.command import journal as journal_lib
 from experiments.command import progress
-from experiments.command import run_flags
 from experiments.command import units as units_lib
 from experiments.evaluation import audits
 from experiments.evaluation import conversations
@@ -49,7 +48,7 @@ from experiments.reporting import result_file
 from specsample import files
 
 frame.define_flags('configs/runs/quickstart.gin', on_hosts=True)
-_OUT = run_flags.out()
+_OUT = frame.out()
 _PROMPTS = flags.DEFINE_string(
   'prompts',
   None,
@@ -57,7 +56,9 @@ _PROMPTS = flags.DEFINE_string(
   'JSON lines with a prompt field, or plain text with one prompt per line. '
   'Default, if the configuration has no task: experiments/data/prompts.jsonl.',
 )
-_LIMIT = run_flags.limit()
+_LIMIT = flags.DEFINE_integer(
+  'limit', None, 'How many of the first prompts to use.', lower_bound=1
+)
 _NUM_SEEDS = flags.DEFINE_integer(
   'num_seeds',
   None,
@@ -81,7 +82,7 @@ _PROFILE_DIR = flags.DEFINE_string(
 def main() -> None:
   """Measures what is not in the journal yet, then reports everything."""
   with cli.bad_input():
-    out = run_flags.folder(_OUT)
+    out = frame.folder(_OUT)
     parts = list(
       suite.parts(
         path=_PROMPTS.value,

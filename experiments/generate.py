@@ -23,7 +23,7 @@ from absl import flags
 
 from experiments.command import cli
 from experiments.command import frame
-from experiments.command import stages as stages_lib
+from experiments.command import progress
 
 # In the order of configs/runs/generate.gin.
 DRAFTERS = (
@@ -158,7 +158,7 @@ def main() -> None:
     cli.check_utf8('--prompt', prompt)
   # Which of several processes is the first is known only once they have met.
   is_shown = not flags.FLAGS.distributed and flags.FLAGS.num_processes is None
-  with stages_lib.shown(is_shown) as stages:
+  with progress.Stages(is_shown) as stages:
     stages.begin('importing', 'JAX')
     from experiments.decoding import generating  # noqa: PLC0415
 

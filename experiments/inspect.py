@@ -37,4 +37,4 @@ def main(path: str) -> None:
 
 
 if __name__ == '__main__':
-  cli.run_on(main, 'PATH')
+  cli.run(main, 'PATH')

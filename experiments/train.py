@@ -26,7 +26,6 @@ from experiments.command import cli
 from experiments.command import distributed
 from experiments.command import frame
 from experiments.command import journal as journal_lib
-from experiments.command import run_flags
 from experiments.training import agreement as agreement_lib
 from experiments.training import begin
 from experiments.training import checkpoints as checkpoints_lib
@@ -48,7 +47,7 @@ _DATA = flags.DEFINE_multi_string(
   'Folder that make_data wrote with the target; may be given several times.',
   required=True,
 )
-_OUT = run_flags.out('the run')
+_OUT = frame.out('the run')
 _TENSORBOARD = flags.DEFINE_bool(
   'tensorboard',
   False,
@@ -59,7 +58,7 @@ _TENSORBOARD = flags.DEFINE_bool(
 def main() -> None:
   """Checks everything, then trains from where the last run stopped."""
   with contextlib.ExitStack() as stack, cli.bad_input():
-    out = run_flags.folder(_OUT)
+    out = frame.folder(_OUT)
     training = training_lib.Training()
     folders = data_lib.load(_DATA.value, training.target)
     if _TENSORBOARD.value:

@@ -6,8 +6,10 @@ import difflib
 import os
 import pathlib
 import re
+import signal
 import sys
 import sysconfig
+import threading
 import traceback
 from typing import NoReturn
 
@@ -16,58 +18,41 @@ from absl import flags
 from absl import logging
 
 from experiments.command import distributed
-from experiments.command import errors
-from experiments.command import interruption
 
 BAD_INPUT = 2
 INTERRUPTED = 130
 # gin begins a line with this for each call that led to an error.
 _CALL = '\n  In call to configurable '
+_interrupted = threading.Event()
 
 
-def run(main: Callable[[], None], interrupted: str = 'interrupted') -> None:
+class NotWrittenError(ValueError):
+  """The error if results cannot be written; its message says how to go on."""
+
+
+def run(
+  main: Callable[..., None],
+  *names: str,
+  interrupted: str = 'interrupted',
+) -> None:
   """Parses the flags and runs `main`.
 
   Args:
     main: the command, which reads its flags itself.
+    *names: what the command takes besides flags, for messages; `main` is called
+      with these arguments.
     interrupted: the line to print after Ctrl-C.
   """
 
-  def checked(arguments: list[str]) -> None:
-    if arguments:
-      fail(f'unexpected argument {arguments[0]!r}: --help lists the flags')
-    main()
-
-  _run(checked, interrupted)
-
-
-def run_on(main: Callable[[str], None], name: str) -> None:
-  """Runs a command that takes one argument besides its flags; see `run`.
-
-  Args:
-    main: the command.
-    name: the argument's name, for messages.
-  """
-
-  def checked(arguments: list[str]) -> None:
-    if len(arguments) != 1:
-      fail(
-        f'there are {len(arguments)} arguments: give one {name} (see --help)'
-      )
-    main(arguments[0])
-
-  _run(checked, 'interrupted')
-
-
-def _run(main: Callable[[list[str]], None], interrupted: str) -> None:
   def guarded(argv: list[str]) -> None:
-    interruption.listen()
+    _listen()
     with distributed.all_end():
       try:
-        main(argv[1:])
+        _check(argv[1:], names)
+        main(*argv[1:])
       except KeyboardInterrupt:
         fail(interrupted, INTERRUPTED)
-      except errors.NotWrittenError as error:
+      except NotWrittenError as error:
         fail(str(error))
       except BrokenPipeError:
         # The reader is gone, and Python would complain again when it flushes.
@@ -80,8 +65,55 @@ def _run(main: Callable[[list[str]], None], interrupted: str) -> None:
     app.run(guarded, flags_parser=_parse_flags)
   except SystemExit as ended:
     if ended.code == INTERRUPTED:
-      interruption.end(INTERRUPTED)
+      # The destructors of libraries may crash.
+      sys.stdout.flush()
+      sys.stderr.flush()
+      os._exit(INTERRUPTED)
     raise
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+  try:
+    return flags.FLAGS(argv)
+  except flags.Error as error:
+    fail(f'{error} (--help lists the flags)')
+  except SystemExit:  # absl has printed the help, and would end with 1
+    sys.exit(0)
+
+
+def _check(arguments: list[str], names: tuple[str, ...]) -> None:
+  if len(arguments) == len(names):
+    return
+  if not names:
+    fail(f'unexpected argument {arguments[0]!r}: --help lists the flags')
+  fail(
+    f'there are {len(arguments)} arguments: give one {" and one ".join(names)} '
+    '(see --help)'
+  )
+
+
+def _listen() -> None:
+  """Handles SIGINT from now on, unless it is ignored, as under nohup."""
+  if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    signal.signal(signal.SIGINT, _hear)
+
+
+def _hear(number, frame) -> None:
+  del number, frame
+  # Later signals would hit a process that is ending.
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  _interrupted.set()
+  raise KeyboardInterrupt
+
+
+def check_interrupted() -> None:
+  """Raises KeyboardInterrupt if there was a Ctrl-C.
+
+  Python raises it in whatever runs at that moment. In another library's
+  destructor it is swallowed, so each step of the progress calls this.
+  """
+  if _interrupted.is_set():
+    raise KeyboardInterrupt
 
 
 def fail(message: str, code: int = BAD_INPUT) -> NoReturn:
@@ -178,44 +210,3 @@ def _message(error: Exception) -> str:
   name, scope = found.groups()
   where = f'{scope}/{name}' if scope else name
   return f'{reason}: bind what {where} needs, or correct its name'
-
-
-def _parse_flags(argv: list[str]) -> list[str]:
-  if {'-h', '-help', '--help'} & {*argv[1:]}:
-    print(_help())
-    sys.exit(0)
-  try:
-    return flags.FLAGS(argv)
-  except flags.UnrecognizedFlagError as error:
-    # absl would suggest flags of libraries too.
-    known = [f'--{flag.name}' for flag in _own_flags()]
-    fail(
-      f'there is no flag {error.flagname!r}{nearest(error.flagname, known)} '
-      '(--help lists the flags)'
-    )
-  except flags.Error as error:
-    fail(f'{error} (--help lists the flags)')
-  except SystemExit:  # absl has printed the help, and would end with 1
-    sys.exit(0)
-
-
-def _own_flags() -> list[flags.Flag]:
-  """Returns the command's flags, then those that many commands share."""
-  return flags.FLAGS.get_key_flags_for_module('__main__')
-
-
-def _help() -> str:
-  """Returns the command's docstring and its flags.
-
-  absl would sort the flags by name. Here they are in the order of their
-  definitions.
-  """
-  lines = [(sys.modules['__main__'].__doc__ or '').strip(), '\nFlags:']
-  for flag in _own_flags():
-    name = f'--[no]{flag.name}' if flag.boolean else f'--{flag.name}'
-    text = f'{name}: {flag.help}'
-    # Not None, False, '' or [], but 0, which equals False.
-    if flag.default or (flag.default == 0 and not flag.boolean):
-      text += f' (default: {flag.default_as_str})'
-    lines.append(flags.text_wrap(text, indent='      ', firstline_indent='  '))
-  return '\n'.join([*lines, '\n--helpfull lists the flags of libraries too.'])

@@ -171,6 +171,15 @@ def _suggestion(reason: str) -> str:
   return cli.nearest(found[1] or found[2], _macros()) if found else ''
 
 
+def settings() -> dict[str, str]:
+  """Returns what the configuration binds, as text, by its full name."""
+  return {
+    '/'.join(filter(None, [scope, f'{name}.{argument}'])): repr(value)
+    for (scope, name), values in gin.config._CONFIG.items()
+    for argument, value in values.items()
+  }
+
+
 def name() -> str:
   """Returns the name of the last file, and the recipe if there is one."""
   parts = [pathlib.Path(flags.FLAGS.gin_file[-1]).stem, *_recipe().split('/')]

@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -27,10 +26,7 @@ import numpy as np
 
 # If given, these replace what JAX would find out from the cluster.
 _PLACES = ('coordinator_address', 'num_processes', 'process_id')
-_OWN_FLAGS = (
-  *('distributed', *_PLACES, 'initialization_timeout', 'heartbeat_timeout'),
-)
-_LOST = 1
+_TIMEOUTS = ('initialization_timeout', 'heartbeat_timeout')
 # These mark errors between processes; other errors are this process's own.
 _COMMUNICATION = ('Gloo', 'NCCL', 'UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED')
 
@@ -78,8 +74,8 @@ def start() -> None:
   """Joins the other processes, if the flags ask for it.
 
   It has to be called before any other use of JAX; without these flags, it does
-  nothing. If the processes do not come
-  together in time, this one ends with one line and exit code 2.
+  nothing. If the processes do not come together in time, this one ends with one
+  line and exit code 2.
 
   Raises:
     ValueError: if the flags do not fit the cluster or each other, or if the
@@ -87,9 +83,7 @@ def start() -> None:
   """
   values = flags.FLAGS.flag_values_dict()
   places: dict[str, Any] = {name: values.get(name) for name in _PLACES}
-  if not values.get('distributed') and not any(
-    place is not None for place in places.values()
-  ):
+  if not values.get('distributed') and set(places.values()) == {None}:
     return
   import jax  # noqa: PLC0415
 
@@ -113,14 +107,17 @@ def start() -> None:
     ) from error
   finally:
     watch.cancel()
-  _last_words.prepare(_lost())
+  # If a process is lost, JAX names it and aborts the others. Otherwise Python
+  # would add a stack trace, as absl asks it to.
+  signal.signal(signal.SIGABRT, signal.SIG_DFL)
   if not is_first():
     logging.set_verbosity(logging.ERROR)
   _only_first_writes()
   given = {
     name: value
     for name, value in values.items()
-    if flags.FLAGS[name].present and name not in _OWN_FLAGS
+    if flags.FLAGS[name].present
+    and name not in ('distributed', *_PLACES, *_TIMEOUTS)
   }
   check_same(
     {
@@ -139,7 +136,7 @@ def is_on() -> bool:
 
 def is_first() -> bool:
   """Returns whether this process writes: it is process 0, or the only one."""
-  return not is_on() or _place()[0] == 0
+  return not is_on() or sys.modules['jax'].process_index() == 0
 
 
 def from_first(values: np.ndarray) -> np.ndarray:
@@ -206,74 +203,35 @@ def all_end() -> Iterator[None]:
       raise
     code = _exit_code(error)
     sys.stdout.flush()
+    sys.stderr.flush()
     with contextlib.suppress(RuntimeError):  # if the devices do not start
       if is_first():
         # Without this process the others die: let them say what is wrong first.
         time.sleep(1)
-    _last_words.cancel()
-    sys.stderr.flush()
     os._exit(code)
   if is_on():
     import jax  # noqa: PLC0415
 
     jax.distributed.shutdown()
-    _last_words.cancel()
-
-
-class _LastWords:
-  """A line on standard error in case this process dies.
-
-  If another process is lost, JAX aborts this one, and then nothing here can
-  print any more. So a shell waits to be told that all is over, and prints the
-  line if its input ends before that.
-  """
-
-  def __init__(self):
-    self._shell: subprocess.Popen | None = None
-
-  def prepare(self, line: str) -> None:
-    """Starts the shell that prints `line` if this process dies."""
-    self._shell = subprocess.Popen(
-      ['sh', '-c', 'read word || printf "%s\\n" "$1" >&2', 'sh', line],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.DEVNULL,
-    )
-    # Otherwise Python would print a stack trace, as absl asks it to.
-    signal.signal(signal.SIGABRT, signal.SIG_DFL)
-
-  def cancel(self) -> None:
-    """Tells the shell to print nothing."""
-    if self._shell is not None:
-      self._shell.communicate(b'over\n')
-
-
-_last_words = _LastWords()
 
 
 def _exit_code(error: BaseException) -> int:
+  """Returns the code to exit with, after saying what is wrong."""
   if isinstance(error, SystemExit) and isinstance(error.code, int | None):
     return error.code or 0
   reason = ' '.join(str(error).split())
   if any(word in reason for word in _COMMUNICATION):
-    print(f'{_lost()} ({reason[:200]})', file=sys.stderr)
+    import jax  # noqa: PLC0415
+
+    print(
+      f'process {jax.process_index()} of {jax.process_count()} ended early, as '
+      'all processes do when one is lost: start the same command again on each '
+      f'host ({reason[:200]})',
+      file=sys.stderr,
+    )
   else:
     traceback.print_exception(error)
-  return _LOST
-
-
-def _lost():
-  index, count = _place()
-  return (
-    f'process {index} of {count} ended early, as all processes do when one is '
-    'lost: start the same command again on each host'
-  )
-
-
-def _place() -> tuple[int, int]:
-  """Returns the number of this process, and how many processes there are."""
-  import jax  # noqa: PLC0415
-
-  return jax.process_index(), jax.process_count()
+  return 1
 
 
 def _give_up(timeout, places):

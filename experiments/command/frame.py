@@ -1,7 +1,11 @@
-"""The frame of a command: its configuration, processes and devices."""
+"""The frame of a command: its shared flags, configuration and devices.
+
+JAX is imported lazily, because flags are parsed before that.
+"""
 
 from collections.abc import Callable, Iterator
 import contextlib
+from typing import TYPE_CHECKING
 
 from absl import flags
 import gin
@@ -9,6 +13,9 @@ import gin
 from experiments.command import cli
 from experiments.command import config
 from experiments.command import distributed
+
+if TYPE_CHECKING:
+  from etils import epath
 
 _AGAIN = 'interrupted: run the same command again to continue'
 
@@ -33,6 +40,27 @@ def define_flags(
     flags.adopt_module_key_flags(distributed)
 
 
+def out(what: str = 'the results') -> flags.FlagHolder[str | None]:
+  """Defines --out, the folder of `what`."""
+  return flags.DEFINE_string(
+    'out',
+    None,
+    f'Folder of {what}, here or in a bucket (gs://); default results/<name of '
+    'the gin file>.',
+  )
+
+
+def folder(out: flags.FlagHolder[str | None]) -> 'epath.Path':
+  """Returns the folder of --out, which need not exist.
+
+  Raises:
+    ValueError: if its path is neither local nor in a bucket that can be read.
+  """
+  from specsample import files  # noqa: PLC0415
+
+  return files.at(out.value or f'results/{config.name()}')
+
+
 def run(main: Callable[[], None], *, resumes: bool = False) -> None:
   """Runs a command's work as `configured`, and ends it as `cli.run` does.
 
@@ -45,7 +73,7 @@ def run(main: Callable[[], None], *, resumes: bool = False) -> None:
     with configured():
       main()
 
-  cli.run(framed, _AGAIN if resumes else 'interrupted')
+  cli.run(framed, interrupted=_AGAIN if resumes else 'interrupted')
 
 
 @contextlib.contextmanager
@@ -54,7 +82,6 @@ def configured() -> Iterator[None]:
 
   A fault in what the user gave ends the command with one line and exit code 2.
   """
-  # Imported lazily: they import JAX, and flags are parsed before that.
   from experiments.command import environment  # noqa: PLC0415
   from experiments.command import mesh  # noqa: PLC0415
 

@@ -13,14 +13,13 @@ import hashlib
 import json
 import os
 import pathlib
-import re
-from typing import Any, Protocol
+from typing import Any
 import urllib.parse
 
 from etils import epath
 
+from experiments.command import cli
 from experiments.command import distributed
-from experiments.command import errors
 from specsample import files
 
 # compare(found header, expected header) -> differences.
@@ -28,9 +27,6 @@ Compare = Callable[[dict[str, Any], dict[str, Any]], list[str]]
 
 _NUM_READERS = 32
 _HEADER = 'header.json'
-# A setting and a comment in a configuration that gin writes.
-_BINDING = re.compile(r'^(\S+) = ', re.MULTILINE)
-_COMMENT = re.compile(r'^#.*', re.MULTILINE)
 _LONGEST_PAIR = 200  # characters of a message
 
 
@@ -52,8 +48,7 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 
 def _difference(name, before, now) -> str:
-  before, now = _settings(before), _settings(now)
-  if not (before and now):
+  if not (isinstance(before, dict) and isinstance(now, dict)):
     return name
   differ = []
   for key in sorted(before.keys() | now.keys()):
@@ -61,21 +56,7 @@ def _difference(name, before, now) -> str:
     if was != value:
       pair = f'{key} = {value} (before: {was})'
       differ.append(pair if len(pair) <= _LONGEST_PAIR else key)
-  return f'{name} ({"; ".join(differ)})' if differ else name
-
-
-def _settings(value) -> dict[str, str]:
-  """Returns the settings of a mapping, or of a text that gin wrote."""
-  if isinstance(value, dict):
-    return {key: str(x) for key, x in value.items()}
-  if not isinstance(value, str):
-    return {}
-  _, *parts = _BINDING.split(value)
-  values = [_COMMENT.sub('', x).replace('\\\n', '') for x in parts[1::2]]
-  return {
-    name: ' '.join(value.split())
-    for name, value in zip(parts[::2], values, strict=True)
-  }
+  return f'{name} ({"; ".join(differ)})'
 
 
 def shared(
@@ -125,21 +106,26 @@ class Journal:
         unless it is in a bucket, is in use.
     """
     self.folder = folder
-    self._store: _Store
+    self._entries: dict[tuple, dict[str, Any]] = {}
+    self._store: _Lines | _Objects | None = None
     if folder is None:
-      self._store = _Nothing()
-    elif files.is_remote(folder):
+      return
+    if files.is_remote(folder):
       self._store = _Objects(files.at(folder) / 'journal')
     else:
       self._store = _Lines(folder / 'journal.jsonl')
-    self._entries: dict[tuple, dict[str, Any]] = {}
-    found, records = self._store.read()
-    if found is None:
-      self._store.begin(header)
-    else:
-      # The header is compared as it is read back: JSON makes lists of tuples.
-      self._check_header(compare(found, json.loads(json.dumps(header))))
-    for record in records:
+    records = self._store.read()
+    if not records:
+      self._store.add(header)
+      return
+    # The header is compared as it is read back: JSON makes lists of tuples.
+    if different := compare(records[0], json.loads(json.dumps(header))):
+      raise ValueError(
+        f'{self._store} belongs to a run that differs in '
+        f'{", ".join(different)}: give another --out, or delete the file to '
+        'measure anew'
+      )
+    for record in records[1:]:
       self._entries[tuple(record['key'])] = record['value']
 
   def __contains__(self, key: tuple) -> bool:
@@ -169,63 +155,23 @@ class Journal:
     """Records a finished unit; returns once it is stored."""
     if key in self._entries:
       raise ValueError(f'{key} is already in {self._store}')
-    self._store.add({'key': key, 'value': value})
+    if self._store is not None:
+      self._store.add({'key': key, 'value': value})
     self._entries[key] = value
 
   def close(self) -> None:
     """Closes the journal, so that another run can open it."""
-    self._store.close()
+    if self._store is not None:
+      self._store.close()
 
   def remove(self) -> None:
     """Deletes the journal, once the results have what it kept."""
-    self._store.remove()
-
-  def _check_header(self, different: list[str]) -> None:
-    if different:
-      raise ValueError(
-        f'{self._store} belongs to a run that differs in '
-        f'{", ".join(different)}: give another --out, or delete the file to '
-        'measure anew'
-      )
+    if self._store is not None:
+      self._store.remove()
 
 
-class _Store(Protocol):
-  """The place where the records are stored."""
-
-  def read(self) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Returns the header, or None if there is nothing yet, and the records."""
-
-  def begin(self, header: dict[str, Any]) -> None:
-    """Stores the header."""
-
-  def add(self, record: dict[str, Any]) -> None:
-    """Stores one more record."""
-
-  def close(self) -> None:
-    """Releases what was opened."""
-
-  def remove(self) -> None:
-    """Deletes everything."""
-
-
-class _Nothing:
-  """Stores nothing."""
-
-  def read(self):
-    """See `_Store`."""
-    return None, []
-
-  def begin(self, header):
-    """See `_Store`."""
-
-  def add(self, record):
-    """See `_Store`."""
-
-  def close(self):
-    """See `_Store`."""
-
-  def remove(self):
-    """See `_Store`."""
+# Both kinds of store read the header, then the records, or nothing at first. A
+# record is the header if it has no key.
 
 
 class _Lines:
@@ -250,39 +196,32 @@ class _Lines:
   def __str__(self) -> str:
     return str(self._path)
 
-  def read(self):
-    """See `_Store`; drops a last line that a kill left incomplete."""
+  def read(self) -> list[dict[str, Any]]:
+    # A kill may have left the last line incomplete.
     self._file.seek(0)
     lines = self._file.read().split(b'\n')[:-1]
     records = [
       _load(f'{self._path}, line {i}', line) for i, line in enumerate(lines, 1)
     ]
     self._file.truncate(sum(len(line) + 1 for line in lines))
-    return (records[0], records[1:]) if records else (None, [])
+    return records
 
-  def begin(self, header):
-    """See `_Store`."""
-    self.add(header)
-
-  def add(self, record):
-    """See `_Store`."""
+  def add(self, record: dict[str, Any]) -> None:
     line = json.dumps(record).encode() + b'\n'
     try:
       if self._file.write(line) < len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
       os.fsync(self._file.fileno())
     except OSError as error:
-      raise errors.NotWrittenError(
+      raise cli.NotWrittenError(
         f'{self._path} cannot be written ({error.strerror or error}): make '
         'room, then run the same command again to continue'
       ) from error
 
-  def close(self):
-    """See `_Store`."""
+  def close(self) -> None:
     self._file.close()
 
-  def remove(self):
-    """See `_Store`."""
+  def remove(self) -> None:
     pathlib.Path(self._path).unlink()
     self.close()
 
@@ -296,49 +235,38 @@ class _Objects:
   def __str__(self) -> str:
     return str(self._folder)
 
-  def read(self):
-    """See `_Store`."""
-    names = []
+  def read(self) -> list[dict[str, Any]]:
+    names = set()
     if files.is_folder(self._folder):
-      names = [path.name for path in self._folder.iterdir()]
-    if not names:
-      return None, []
-    if _HEADER not in names:
+      every = (path.name for path in self._folder.iterdir())
+      names = {name for name in every if name.endswith('.json')}
+    if names and _HEADER not in names:
       raise ValueError(
         f'{self._folder} has no {_HEADER}: give another --out, or delete the '
         'folder to measure anew'
       )
-    units = sorted(
-      name for name in names if name.endswith('.json') and name != _HEADER
-    )
+    ordered = sorted(names, key=lambda name: (name != _HEADER, name))
     # Each read takes as long as a round trip to the bucket.
     with futures.ThreadPoolExecutor(_NUM_READERS) as pool:
-      header, *records = pool.map(self._read, [_HEADER, *units])
-    return header, records
+      return list(pool.map(self._read, ordered))
 
-  def begin(self, header):
-    """See `_Store`."""
-    self._write(_HEADER, header)
-
-  def add(self, record):
-    """See `_Store`."""
-    parts = [urllib.parse.quote(str(part), safe='') for part in record['key']]
-    self._write(','.join(parts) + '.json', record)
-
-  def close(self):
-    """See `_Store`."""
-
-  def remove(self):
-    """See `_Store`."""
-    self._folder.rmtree()
-
-  def _read(self, name):
+  def _read(self, name: str) -> dict[str, Any]:
     path = self._folder / name
     return _load(str(path), path.read_bytes())
 
-  def _write(self, name, content):
+  def add(self, record: dict[str, Any]) -> None:
+    name = _HEADER
+    if 'key' in record:
+      parts = [urllib.parse.quote(str(part), safe='') for part in record['key']]
+      name = ','.join(parts) + '.json'
     self._folder.mkdir(parents=True, exist_ok=True)
-    (self._folder / name).write_bytes(json.dumps(content).encode())
+    (self._folder / name).write_bytes(json.dumps(record).encode())
+
+  def close(self) -> None:
+    pass
+
+  def remove(self) -> None:
+    self._folder.rmtree()
 
 
 def _load(where: str, text: bytes) -> dict[str, Any]:

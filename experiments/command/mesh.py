@@ -12,6 +12,8 @@ from experiments.command import cli
 from experiments.command import distributed
 from specsample import sharding
 
+_MESH_AXIS = r'data|sequence|model(_\d+)?'
+
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True)
@@ -90,20 +92,14 @@ def check_rules(name: str, rules: sharding.Rules) -> None:
     raise ValueError(f'{name} is {rules!r}, which is not a tuple: {wanted}')
   known = [axis for axis, _ in sharding.DEFAULT_RULES]
   for rule in rules:
-    is_rule = (
-      isinstance(rule, tuple)
-      and len(rule) == 2
-      and isinstance(rule[0], str)
-      and isinstance(rule[1], tuple)
-      and all(
-        re.fullmatch(r'data|sequence|model(_\d+)?', str(axis))
-        for axis in rule[1]
-      )
-    )
-    if is_rule and rule[0] not in known:
-      raise ValueError(
-        f'{name} has {rule[0]!r}, but no array has an axis of that name: '
-        f'give rules for {", ".join(known)}'
-      )
-    if not is_rule:
-      raise ValueError(f'{name} holds {rule!r}: {wanted}')
+    match rule:
+      case (str(axis), tuple(mesh_axes)) if all(
+        re.fullmatch(_MESH_AXIS, str(mesh_axis)) for mesh_axis in mesh_axes
+      ):
+        if axis not in known:
+          raise ValueError(
+            f'{name} has {axis!r}, but no array has an axis of that name: '
+            f'give rules for {", ".join(known)}'
+          )
+      case _:
+        raise ValueError(f'{name} holds {rule!r}: {wanted}')

@@ -10,8 +10,8 @@ import rich.console
 import rich.progress
 import rich.text
 
+from experiments.command import cli
 from experiments.command import distributed
-from experiments.command import interruption
 
 # Takes what is about to begin.
 Step = Callable[[str], None]
@@ -23,6 +23,47 @@ Meter = Callable[[int, str], None]
 _LINE_SECONDS = 30
 # The rate is measured over this many of the last seconds.
 _RATE_SECONDS = 600
+
+
+class Stages(contextlib.AbstractContextManager):
+  """What a command does before its first output: each stage shown and timed.
+
+  A terminal shows it in one line that disappears; otherwise there is a line for
+  each stage.
+
+  Attributes:
+    seconds: the time that each stage took which is over, by its name.
+  """
+
+  def __init__(self, is_shown: bool):
+    """Begins without a stage; if not `is_shown`, stages are only timed."""
+    self.seconds: dict[str, float] = {}
+    self._is_shown = is_shown
+    self._status = rich.console.Console(stderr=True).status('')
+    self._name = ''
+    self._start = 0.0
+
+  def begin(self, name: str, subject: str) -> None:
+    """Ends the previous stage and shows the next, as in 'loading MODEL ...'."""
+    self.end()
+    self._name, self._start = name, time.perf_counter()
+    text = f'{name} {subject} ...'
+    if self._is_shown and sys.stderr.isatty():
+      self._status.update(text)
+      self._status.start()
+    elif self._is_shown:
+      print(text, file=sys.stderr, flush=True)
+
+  def end(self) -> None:
+    """Ends the stage that is under way, if any; the line disappears."""
+    if self._name:
+      self.seconds[self._name] = time.perf_counter() - self._start
+      self._name = ''
+    self._status.stop()
+
+  def __exit__(self, *_) -> None:
+    """Ends the last stage."""
+    self.end()
 
 
 @contextlib.contextmanager
@@ -72,7 +113,7 @@ def meter(
 
     def move(done: int, description: str) -> None:
       nonlocal next_line
-      interruption.check()
+      cli.check_interrupted()
       shown.update(task, completed=done, description=description)
       if not is_terminal and time.monotonic() >= next_line:
         next_line = time.monotonic() + seconds

@@ -10,7 +10,7 @@ from experiments import methods
 from experiments.command import cli
 from experiments.command import distributed
 from experiments.command import frame
-from experiments.command import stages as stages_lib
+from experiments.command import progress
 from experiments.decoding import conversing
 from experiments.decoding import display
 from experiments.decoding import generation
@@ -25,7 +25,7 @@ _NAME = 'target/specsample.load.name_or_path'
 _SAMPLING = ('temperature', 'top_p', 'top_k', 'min_p')
 
 
-def run(stages: stages_lib.Stages) -> None:
+def run(stages: progress.Stages) -> None:
   """Checks everything, then decodes and shows the text."""
   with frame.configured():
     (_chat if flags.FLAGS.interactive else _generate)(stages)

@@ -13,6 +13,7 @@ import numpy as np
 
 from experiments import methods as methods_lib
 from experiments.command import clock
+from experiments.command import config
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import units as units_lib
@@ -330,7 +331,7 @@ def header(
   ]
   return {
     'schema': result_file.SCHEMA,
-    'configuration': gin.config_str(),
+    'configuration': config.settings(),
     'data': None if provenance is None else dataclasses.asdict(provenance),
     'prompts or limit': journal_lib.digest(texts),
     'tokens of the prompts': journal_lib.digest(tokens),

@@ -9,7 +9,7 @@ import os
 import pathlib
 from typing import Any
 
-from experiments.command import errors
+from experiments.command import cli
 from specsample import files
 
 
@@ -46,7 +46,7 @@ def write(path: pathlib.PurePath, data: bytes) -> None:
   `path` is a `pathlib.Path`, or an `epath.Path`, which may be in a bucket.
 
   Raises:
-    errors.NotWrittenError: if the disk is full, or the like; nothing is left
+    cli.NotWrittenError: if the disk is full, or the like; nothing is left
       behind.
   """
   if files.is_remote(path):
@@ -64,7 +64,7 @@ def write(path: pathlib.PurePath, data: bytes) -> None:
   except OSError as error:
     # On a full disk, the partial file would hold the last free bytes.
     pathlib.Path(partial).unlink(missing_ok=True)
-    raise errors.NotWrittenError(
+    raise cli.NotWrittenError(
       f'{path} cannot be written ({error.strerror or error}): make room, '
       'then run the same command again to continue'
     ) from error

@@ -6,8 +6,8 @@ from typing import NoReturn, Protocol, TypeVar
 import jax
 import orbax.checkpoint as ocp
 
+from experiments.command import cli
 from experiments.command import distributed
-from experiments.command import errors
 from specsample import files
 from specsample.types import Array
 
@@ -127,7 +127,7 @@ class Checkpoints:
         self._manager.delete(step)
       self._manager.save(step, args=ocp.args.StandardSave(state))
     except (OSError, ValueError) as error:
-      raise errors.NotWrittenError(
+      raise cli.NotWrittenError(
         f'the checkpoint of step {step} cannot be written to {self._folder} '
         f'({error}); {self.last}: make room, then run the same command again '
         'to continue'

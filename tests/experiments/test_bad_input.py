@@ -79,7 +79,7 @@ _EVALUATE = {
     'Unable to open file: nothing.gin ... includes.gin", line 1 ... configs/'
   ),
   'more.jsonl': "'more.jsonl' ... --help",
-  '--promts=a': "no flag 'promts'. Did you mean --prompts? (--help lists",
+  '--promts=a': "flag 'promts'. Did you mean: ... prompts ? (--help lists",
   '--gin_bindings=Evaluation.methods = {}': (
     'Evaluation.methods is empty ... name at least one'
   ),

@@ -11,7 +11,7 @@ from specsample import files
 from tests import bucket
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_HEADER = {'configuration': 'a = 1', 'shape': (1, 2)}
+_HEADER = {'configuration': {'a': '1'}, 'shape': (1, 2)}
 _NEW_TOKENS = 24
 _OUT = '--out=gs://bucket/run'
 # Python runs this before anything else.
@@ -63,7 +63,7 @@ def test_another_configuration_is_refused(folder):
   remote, _ = folder
   journal.Journal(remote, _HEADER).close()
   with pytest.raises(ValueError, match='bucket/run/journal belongs to'):
-    journal.Journal(remote, _HEADER | {'configuration': 'a = 2'})
+    journal.Journal(remote, _HEADER | {'configuration': {'a': '2'}})
   journal.Journal(remote, _HEADER).close()
 
 

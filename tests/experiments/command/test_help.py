@@ -1,14 +1,10 @@
-"""--help of each command: one sentence, three examples, its own flags first."""
+"""The docstring of each command, for --help: a sentence, three examples."""
 
 import ast
 import pathlib
 import re
-import sys
 
-from absl import flags
 import pytest
-
-from experiments.command import cli
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 _COMMANDS = {
@@ -43,38 +39,3 @@ def test_a_command_begins_with_a_sentence_and_three_examples(name):
     assert named <= _defined(_COMMANDS[command]) | _defined(_SHARED)
     for path in re.findall(r'configs/\S+\.gin', arguments):
       assert (_ROOT / path).exists()
-
-
-def test_own_flags_come_first_in_the_order_of_their_definition(
-  monkeypatch, capsys
-):
-  values = flags.FlagValues()
-  monkeypatch.setattr(flags, 'FLAGS', values)
-  monkeypatch.setattr(sys, 'argv', ['main.py', '--help'])
-  monkeypatch.setattr(sys.modules['__main__'], '__doc__', 'Counts sheep.\n')
-  define = lambda module, name, default: flags.DEFINE_string(
-    name, default, f'What {name} is.', values, module_name=module
-  )
-  shared = define('shared.py', 'gin_file', 'a.gin')
-  define('main.py', 'prompt', None)
-  define('main.py', 'limit', '3')
-  flags.DEFINE_integer(
-    *('seed', 0, 'What seed is.'), flag_values=values, module_name='main.py'
-  )
-  flags.DEFINE_boolean('quiet', False, 'What quiet is.', values, 'main.py')
-  values.register_key_flag_for_module('main.py', values[shared.name])
-  with pytest.raises(SystemExit) as ended:
-    cli._parse_flags(['main.py', '--help'])
-  assert ended.value.code == 0
-  assert capsys.readouterr().out.splitlines() == [
-    'Counts sheep.',
-    '',
-    'Flags:',
-    '  --prompt: What prompt is.',
-    "  --limit: What limit is. (default: '3')",
-    "  --seed: What seed is. (default: '0')",
-    '  --[no]quiet: What quiet is.',
-    "  --gin_file: What gin_file is. (default: 'a.gin')",
-    '',
-    '--helpfull lists the flags of libraries too.',
-  ]

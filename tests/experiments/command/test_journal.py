@@ -2,7 +2,7 @@ import pytest
 
 from experiments.command import journal
 
-HEADER = {'configuration': 'a = 1', 'shape': (1, 2)}
+HEADER = {'configuration': {'a': '1'}, 'shape': (1, 2)}
 
 
 def _open(path, header=HEADER):
@@ -47,24 +47,20 @@ def test_another_configuration_is_refused(tmp_path):
     ValueError,
     match=r'differs in configuration \(a = 2 \(before: 1\)\): give another',
   ):
-    _open(tmp_path, HEADER | {'configuration': 'a = 2'})
+    _open(tmp_path, HEADER | {'configuration': {'a': '2'}})
   assert (tmp_path / 'journal.jsonl').read_bytes() == before
   _open(tmp_path).close()
 
 
 def test_the_settings_that_differ_are_named(tmp_path):
-  text = (
-    '# Parameters of A:\n# ====\nA.x = 1\nA.y = \\\n    [2,\n     3]\n'
-    '\n# Parameters of B:\nB.z = 4\n'
-  )
   header = {
-    'configuration': text,
+    'configuration': {'A.x': '1', 'A.y': '[2, 3]', 'B.z': '4'},
     'versions': {'jax': '1', 'numpy': '2'},
     'weights': 'abc',
   }
   _open(tmp_path, header).close()
   other = {
-    'configuration': text.replace('     3]', '     5]').replace('B.z', 'B.w'),
+    'configuration': {'A.x': '1', 'A.y': '[2, 5]', 'B.w': '4'},
     'versions': {'jax': '3', 'numpy': '2'},
     'weights': 'def',
   }
@@ -82,7 +78,7 @@ def test_what_may_differ_is_the_callers_to_say(tmp_path):
   only_shape = lambda found, expected: (
     ['shape'] if found['shape'] != expected['shape'] else []
   )
-  other = HEADER | {'configuration': 'a = 2'}
+  other = HEADER | {'configuration': {'a': '2'}}
   journal.Journal(tmp_path, other, only_shape).close()
   with pytest.raises(ValueError, match='differs in shape: give another'):
     journal.Journal(tmp_path, other | {'shape': (2,)}, only_shape)
@@ -101,7 +97,7 @@ def test_what_is_removed_is_begun_anew(tmp_path):
   first.add(('copy',), {'bytes': 3})
   first.remove()
   assert not list(tmp_path.iterdir())
-  assert not len(_open(tmp_path, HEADER | {'configuration': 'a = 2'}))
+  assert not len(_open(tmp_path, HEADER | {'configuration': {'a': '2'}}))
 
 
 def test_two_runs_do_not_write_at_once(tmp_path):
