@@ -19,9 +19,10 @@ from absl import flags
 
 from experiments.command import cli
 from experiments.command import environment
+from experiments.inspection import inspection
 import specsample
 from specsample import files
-from specsample.loading import card as card_lib
+from specsample.loading import card
 from specsample.loading import export
 from specsample.loading.published import writing
 
@@ -62,8 +63,9 @@ def main() -> None:
   """Loads, writes and perhaps uploads the drafter."""
   environment.set_up()
   with cli.bad_input():
+    name = _TARGET.value or inspection.target_of(card.find(_DRAFTER.value))
     # Bfloat16 is what is written.
-    target = specsample.load(_name_of_target(), dtype='bfloat16')
+    target = specsample.load(name, dtype='bfloat16')
     target_name = _TARGET_NAME.value or export.name_of(target)
     if _UPLOAD.value is not None:
       export.check_upload(_OUT.value, _UPLOAD.value, target_name)
@@ -83,23 +85,6 @@ def main() -> None:
     )
     if _UPLOAD.value is not None:
       print(export.upload(_OUT.value, _UPLOAD.value))
-
-
-def _name_of_target() -> str:
-  if _TARGET.value is not None:
-    return _TARGET.value
-  folder = card_lib.find(_DRAFTER.value)
-  if not (folder / card_lib.NAME).exists():
-    raise ValueError(
-      f'{folder} has no {card_lib.NAME}, which would name the target: give '
-      '--target'
-    )
-  name = card_lib.read(folder).get('target')
-  if not isinstance(name, str):
-    raise ValueError(
-      f'{folder / card_lib.NAME} does not name the target: give --target'
-    )
-  return name
 
 
 if __name__ == '__main__':

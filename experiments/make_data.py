@@ -16,10 +16,8 @@ where the first one ended; repeating a command resumes it after an interruption.
 
 import collections
 from collections.abc import Callable, Sequence
-import functools
 import hashlib
 import json
-import sys
 import time
 from typing import Any
 
@@ -76,18 +74,6 @@ _EXCLUDE = flags.DEFINE_string(
   'shares 13 words in a row with one of its turns or, where both have fewer, '
   'all words.',
 )
-# Makes a shard from its number, its conversations, the digests of known turns,
-# and a callback that takes the number of tokens so far and what is under way.
-# Returns the dialogues and the notes.
-Make = Callable[
-  [
-    int,
-    Sequence[conversations_lib.Conversation],
-    set[int],
-    Callable[[int, str], None],
-  ],
-  tuple[list[Dialogue], dict[str, Any]],
-]
 
 
 def main() -> None:
@@ -124,18 +110,19 @@ def main() -> None:
     folder = data_folder.Folder(out, identity, notes)
     filling = filling_lib.Filling(folder, file)
   exclusion = filters.Exclusion(excluded)
-
-  def make(number, given, known, watch):
-    if forced:
-      by_target = _ANSWERS_BY.value == data_folder.TARGET
-      with cli.bad_input():
-        return synthesis.force(given, by_target, known, exclusion, watch)
-    return synthesis.make(number, given, known, exclusion, watch)
-
   from_file = synthesis.user_turns == synthesis.prompts_per_shard
   if not forced:
     # The folder's settings do not know of it: --tokens may be raised later.
     synthesis = synthesis.for_tokens(_TOKENS.value)
+
+  def make(given, watch):
+    if not forced:
+      known = filling.known
+      return synthesis.make(filling.number, given, known, exclusion, watch)
+    by_target = _ANSWERS_BY.value == data_folder.TARGET
+    with cli.bad_input():
+      return synthesis.force(given, by_target, filling.known, exclusion, watch)
+
   rate = _fill(
     filling,
     make,
@@ -172,7 +159,7 @@ def _throughput(
 
 def _fill(
   filling: filling_lib.Filling,
-  make: Make,
+  make: Callable[..., tuple[list[Dialogue], dict[str, Any]]],
   count: int,
   only_given: bool,
   keep_hidden: bool,
@@ -181,7 +168,9 @@ def _fill(
 
   Args:
     filling: the folder and the file.
-    make: makes a shard.
+    make: makes the dialogues of the next shard, and notes about them, from its
+      conversations and a callback that takes the number of tokens so far and
+      what is under way.
     count: the number of conversations of the file per shard.
     only_given: whether the data end with the file.
     keep_hidden: whether dialogues come with hidden vectors to keep.
@@ -190,44 +179,38 @@ def _fill(
     Answer tokens and target rows, each per second; None if it sampled nothing.
   """
   wanted = _TOKENS.value
+  with cli.bad_input():
+    filling.read(wanted)
   seconds, num_tokens, num_rows = 0.0, 0, 0
   ends: collections.Counter[str] = collections.Counter()
-  is_over = lambda: (
-    filling.num_tokens >= wanted or (only_given and not filling.left)
-  )
-
-  def read() -> None:
-    """Reads the existing shards that are needed."""
-    with cli.bad_input():
-      while filling.num_tokens < wanted and filling.read():
-        pass
-
-  read()
   with progress.meter(wanted, filling.num_tokens, 'tokens') as meter:
-    while not is_over():
+    while filling.num_tokens < wanted and (filling.left or not only_given):
       before, number = filling.num_tokens, filling.number
       given = filling.given(count)
+
+      def watch(count, stage, before=before, shard=f'shard {number}'):
+        meter(before + count, f'{shard}: {stage}' if stage else shard)
+
       begin = time.monotonic()
-      watch = functools.partial(_show, meter, before, number)
-      found, notes = make(number, given, filling.known, watch)
+      found, notes = make(given, watch)
       elapsed = time.monotonic() - begin
       seconds += elapsed
       num_rows += notes.get('rows', 0)
-      how = notes['ends']
-      ends.update(how)
+      ends.update(notes['ends'])
       if not found and not only_given:
         cli.fail(
-          f'no dialogue of shard {number} passed the filters ({how}): see what '
-          'the model writes with python -m experiments.generate --interactive'
+          f'no dialogue of shard {number} passed the filters '
+          f'({notes["ends"]}): see what the model writes with python -m '
+          'experiments.generate --interactive'
         )
       with cli.bad_input():
         if keep_hidden and found:
           features.write(files.at(_OUT.value), number, found)
         filling.add(found, given, {'seconds': round(elapsed, 1), **notes})
-      num_tokens += filling.num_tokens - before
-      read()
+        num_tokens += filling.num_tokens - before
+        filling.read(wanted)  # there may be later shards, if one was deleted
   if ends:
-    _say('; '.join(f'{n:,} {how}' for how, n in sorted(ends.items())))
+    cli.say('; '.join(f'{n:,} {how}' for how, n in sorted(ends.items())))
   if not filling.num_tokens:
     cli.fail(
       'no conversation in the file passed the filters: give another file'
@@ -250,9 +233,9 @@ def _read(
   if flag.value is None:
     return None
   file = _file(flag.name, flag.value)
-  _say(file.summary())
+  cli.say(file.summary())
   if file.lost:
-    _say(file.lost)
+    cli.say(file.lost)
   return file
 
 
@@ -274,18 +257,6 @@ def _excluded() -> list[str]:
       'the whole test set is kept out'
     )
   return [turn for x in file.conversations for turn in x.turns]
-
-
-def _show(
-  meter: progress.Meter, before: int, number: int, count: int, stage: str
-) -> None:
-  shown = f'shard {number}: {stage}' if stage else f'shard {number}'
-  meter(before + count, shown)
-
-
-def _say(line: str) -> None:
-  if distributed.is_first():
-    print(line, file=sys.stderr, flush=True)
 
 
 def _digest(texts: Sequence[str]) -> str | None:

@@ -17,7 +17,6 @@ learn from more data, begin another run with Training.begin_with.
 
 import contextlib
 import dataclasses
-import sys
 import time
 
 from absl import flags
@@ -158,7 +157,7 @@ def _with_room(training, data):
   )
   if fits:
     return training
-  _say(message)
+  cli.say(message)
   return dataclasses.replace(training, cache_hidden=False)
 
 
@@ -171,11 +170,6 @@ def _read_vectors(training, data, records):
   if num_tokens:
     records.add_hidden(data.digest(), num_tokens, time.monotonic() - begin)
   return vectors
-
-
-def _say(line):
-  if distributed.is_first():
-    print(line, file=sys.stderr)
 
 
 if __name__ == '__main__':

@@ -5,7 +5,6 @@ import contextlib
 import difflib
 import os
 import pathlib
-import re
 import signal
 import sys
 import sysconfig
@@ -129,6 +128,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
   return f'. Did you mean {found[0]}?' if found else ''
 
 
+def say(line: str) -> None:
+  """Prints a line on standard error, in process 0 only."""
+  if distributed.is_first():
+    print(line, file=sys.stderr, flush=True)
+
+
 def check_utf8(name: str, text: str) -> None:
   """Raises ValueError if a text from outside was not UTF-8.
 
@@ -204,9 +209,9 @@ def _message(error: Exception) -> str:
   The first of these lines says whose argument is missing or too many.
   """
   reason, _, calls = str(error).partition(_CALL)
-  found = re.match(r"'(\S+)'.*?(?: in scope '(\S+)')?$", calls, re.MULTILINE)
-  if not isinstance(error, TypeError) or found is None:
+  if not isinstance(error, TypeError) or not calls:
     return reason
-  name, scope = found.groups()
-  where = f'{scope}/{name}' if scope else name
-  return f'{reason}: bind what {where} needs, or correct its name'
+  return (
+    f'{reason} in the call of {calls.splitlines()[0]}: bind what it needs, or '
+    'correct its name'
+  )

@@ -59,16 +59,7 @@ def parse() -> str:
   gin.config._FILE_READERS = [(open, os.path.isfile)]
   gin.add_config_file_search_path(str(_ROOT))
   for path in flags.FLAGS.gin_file:
-    found = pathlib.Path(find(path))
-    if found.is_file():
-      _look_in(str(found.resolve().parent))
-    else:
-      shipped = _ROOT.glob('configs/**/*.gin')
-      names = [str(other.relative_to(_ROOT)) for other in shipped]
-      cli.fail(
-        f'--gin_file={path} is not a file: choose one, for example from '
-        f'configs/runs/{cli.nearest(path, names)}'
-      )
+    _look_beside(path)
   recipe = _recipe()
   read = functools.partial(
     gin.parse_config_files_and_bindings, finalize_config=False
@@ -145,8 +136,17 @@ def _bind(parse_more: Callable[[], Any], recipe: str) -> None:
         own.update({x: values[x] for x in own.keys() & values.keys()})
 
 
-def _look_in(folder: str) -> None:
-  """Lets gin files include the files and import the modules of a folder."""
+def _look_beside(path: str) -> None:
+  """Lets gin files include the files and import the modules beside a file."""
+  found = pathlib.Path(find(path))
+  if not found.is_file():
+    shipped = _ROOT.glob('configs/**/*.gin')
+    names = [str(other.relative_to(_ROOT)) for other in shipped]
+    cli.fail(
+      f'--gin_file={path} is not a file: choose one, for example from '
+      f'configs/runs/{cli.nearest(path, names)}'
+    )
+  folder = str(found.resolve().parent)
   gin.add_config_file_search_path(folder)
   # Last: a file of yours must not stand in for a package of the same name.
   if folder not in sys.path:

@@ -37,15 +37,12 @@ def set_up() -> None:
   If JAX_PLATFORMS names only devices that are not here, the command ends with
   one line and exit code 2.
   """
+  home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  own = str(pathlib.Path(home) / 'specsample' / 'jax')
+  folder = os.environ.get('JAX_COMPILATION_CACHE_DIR') or own
   with cli.bad_input():
     _check_platforms()
-  folder = os.environ.get('JAX_COMPILATION_CACHE_DIR')
-  if folder:
-    with cli.bad_input():
-      files.at(folder)
-  else:
-    home = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
-    folder = str(pathlib.Path(home) / 'specsample' / 'jax')
+    files.at(folder)
   jax.config.update('jax_compilation_cache_dir', folder)
   if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
@@ -95,10 +92,14 @@ def versions() -> dict[str, str]:
 
 def git_commit() -> str | None:
   """Returns the commit of the code, plus '-dirty' if files differ from it."""
-  commit = _git('rev-parse', 'HEAD')
-  if commit is None:
+  git = lambda *arguments: subprocess.check_output(
+    ['git', '-C', str(_ROOT), *arguments], stderr=subprocess.DEVNULL, text=True
+  ).strip()
+  try:
+    is_dirty = git('status', '--porcelain')
+    return git('rev-parse', 'HEAD') + ('-dirty' if is_dirty else '')
+  except (OSError, subprocess.CalledProcessError):  # no git, or no commit
     return None
-  return commit + ('-dirty' if _git('status', '--porcelain') else '')
 
 
 def source() -> str:
@@ -136,11 +137,6 @@ def compiler_flags() -> dict[str, str]:
   return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
-def command() -> str:
-  """Returns the command line, as it can be typed again."""
-  return shlex.join(['python', *sys.orig_argv[1:]])
-
-
 def identity() -> dict[str, Any]:
   """Returns what all parts of a resumed run must have in common.
 
@@ -162,7 +158,7 @@ def describe() -> dict[str, Any]:
     'versions': versions(),
     'compiler_flags': compiler_flags(),
     'git_commit': git_commit(),
-    'command': command(),
+    'command': shlex.join(['python', *sys.orig_argv[1:]]),
   }
 
 
@@ -173,16 +169,3 @@ def _cpu_name() -> str:
     lines = []
   names = [line.partition(':')[2] for line in lines if 'model name' in line]
   return names[0].strip() if names else platform.processor()
-
-
-def _git(*arguments: str) -> str | None:
-  try:
-    done = subprocess.run(
-      ['git', '-C', str(_ROOT), *arguments],
-      capture_output=True,
-      text=True,
-      check=True,
-    )
-  except (OSError, subprocess.CalledProcessError):
-    return None
-  return done.stdout.strip()

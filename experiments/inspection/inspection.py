@@ -66,28 +66,20 @@ def inspect(name_or_path: str, target: str | None = None) -> Report:
   path = _find(name_or_path)
   if path.suffix in _WEIGHTS and not files.is_folder(path):
     path = path.parent
-  stored = facts_lib.of_files(path)
-  if target is None and not _is_drafter(path):
-    try:
-      model = load.describe(path).model
-    except ValueError as error:
-      return _refused(path, 'a model', stored, error)
-    return Report(str(path), 'a model', (*stored, *facts_lib.of_model(model)))
-  target = target or _target_of(path)
-  described = load.describe(_find(target))
+  facts, problem = facts_lib.of_files(path), None
+  if target is None and _is_drafter(path):
+    target = target_of(path)
+  described = load.describe(_find(target)) if target is not None else None
   try:
-    found = drafter_lib.describe_drafter(path, described)
+    if described is None:
+      facts += facts_lib.of_model(load.describe(path).model)
+    else:
+      found = drafter_lib.describe_drafter(path, described)
+      facts += facts_lib.of_drafter(found)
   except ValueError as error:
-    return _refused(path, f'a drafter for {target}', stored, error)
-  return Report(
-    str(path),
-    f'a drafter for {target}',
-    (*stored, *facts_lib.of_drafter(found)),
-  )
-
-
-def _refused(path, what, facts, error):
-  return Report(str(path), what, facts, ' '.join(str(error).split()))
+    problem = ' '.join(str(error).split())
+  what = 'a model' if target is None else f'a drafter for {target}'
+  return Report(str(path), what, facts, problem)
 
 
 def _is_drafter(path: epath.Path) -> bool:
@@ -103,8 +95,12 @@ def _is_drafter(path: epath.Path) -> bool:
     return False  # the loader of models says what is wrong
 
 
-def _target_of(path: epath.Path) -> str:
-  """Returns the target that a drafter's card names."""
+def target_of(path: epath.Path) -> str:
+  """Returns the target that a drafter's card names.
+
+  Raises:
+    ValueError: there is no card, or it names no target.
+  """
   named = None
   if (path / card.NAME).exists():
     named = card.read(path).get('target')

@@ -34,20 +34,20 @@ class Filling:
     self._folder = folder
     self._file = file
 
-  def read(self) -> bool:
-    """Takes in the next shard if it exists; returns whether it does.
+  def read(self, wanted: int) -> None:
+    """Takes in the next existing shards, until there are the wanted tokens.
 
     Raises:
-      ValueError: if it is damaged or was made from other conversations.
+      ValueError: if one is damaged or was made from other conversations.
     """
-    found = self._folder.read(self.number)
-    if found is None:
-      return False
-    dialogues, origin = found
-    if origin is not None:
-      self._check(origin)
-    self._take_in(dialogues, origin)
-    return True
+    while self.num_tokens < wanted:
+      found = self._folder.read(self.number)
+      if found is None:
+        return
+      dialogues, origin = found
+      if origin is not None:
+        self._check(origin)
+      self._take_in(dialogues, origin)
 
   def given(self, count: int) -> Sequence[conversations.Conversation]:
     """Returns the next conversations, at most `count`."""

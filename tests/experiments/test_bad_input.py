@@ -84,7 +84,7 @@ _EVALUATE = {
     'Evaluation.methods is empty ... name at least one'
   ),
   "--gin_bindings=Evaluation.methods = {'a': @autoregresive/Method()}": (
-    "argument: 'drafter' ... what autoregresive/Method needs ... its name"
+    "argument: 'drafter' ... in scope 'autoregresive': bind what it needs, or"
   ),
   '--gin_bindings=Evaluation.max_new_tokens = 0': (
     'max_new_tokens is 0 ... at least 1'

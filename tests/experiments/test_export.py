@@ -88,4 +88,4 @@ def test_a_published_drafter_needs_the_target(commands, saved, tmp_path):
   flags = ('--layout=huggingface', f'--out={again}')
   ended = commands.run('export', f'--drafter={first}', *flags)
   assert ended.code == 2
-  assert 'has no card.json, which would name the target: give --ta' in ended.err
+  assert 'does not say for which model: give --target=MODEL' in ended.err
