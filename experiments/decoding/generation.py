@@ -56,7 +56,7 @@ def with_num_draft_tokens(
   if num_draft_tokens == 0 < own:
     none = specsample.drafters.NoDraft()
     return dataclasses.replace(method, drafter=none, note='')
-  return methods_lib.with_num_draft_tokens(method, num_draft_tokens)
+  return methods_lib.remake(method, num_draft_tokens)
 
 
 def with_candidates(

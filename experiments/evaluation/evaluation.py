@@ -118,7 +118,7 @@ class Evaluation:
         'bind one of them to False'
       )
     fitted = {
-      name: methods_lib.of_batch(method, self.batch_size)
+      name: methods_lib.remake(method, batch_size=self.batch_size)
       for name, method in self.methods.items()
     }
     object.__setattr__(self, 'methods', fitted)

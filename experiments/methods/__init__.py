@@ -5,6 +5,7 @@ from experiments.methods.method import auto
 from experiments.methods.method import BASELINE
 from experiments.methods.method import best_tree
 from experiments.methods.method import candidates
+from experiments.methods.method import check_length
 from experiments.methods.method import drafting
 from experiments.methods.method import dynamic_tree
 from experiments.methods.method import file_name
@@ -13,13 +14,11 @@ from experiments.methods.method import judged
 from experiments.methods.method import lattice_tree
 from experiments.methods.method import Method
 from experiments.methods.method import model
-from experiments.methods.method import of_batch
 from experiments.methods.method import params
-from experiments.methods.method import refitted
+from experiments.methods.method import remake
 from experiments.methods.method import tli
 from experiments.methods.method import trained
 from experiments.methods.method import tree
-from experiments.methods.method import with_num_draft_tokens
 
 __all__ = [
   'BASELINE',
@@ -28,6 +27,7 @@ __all__ = [
   'auto',
   'best_tree',
   'candidates',
+  'check_length',
   'drafting',
   'dynamic_tree',
   'file_name',
@@ -35,11 +35,9 @@ __all__ = [
   'judged',
   'lattice_tree',
   'model',
-  'of_batch',
   'params',
-  'refitted',
+  'remake',
   'tli',
   'trained',
   'tree',
-  'with_num_draft_tokens',
 ]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 
 import gin
 import jax
@@ -42,9 +41,7 @@ def adaptive(
     ValueError: the drafter was not trained for that many drafts, or cannot
       pause.
   """
-  of_length = lambda number: adaptive(method, policies, number, widths)
-  if num_draft_tokens is not None:
-    method = methods.with_num_draft_tokens(method, num_draft_tokens)
+  method = methods.remake(method, num_draft_tokens)
   has_ladder = any(isinstance(x, policies_lib.Budget) for x in policies)
   own = None if has_ladder else _widths(method.drafter)
   drafter = drafters.Adaptive(
@@ -52,12 +49,10 @@ def adaptive(
     policies=policies,
     widths=own if widths is None else widths,
   )
-  again = methods.refitted(
-    lambda fitted: adaptive(fitted, policies, num_draft_tokens, widths), method
+  make = lambda *fit: adaptive(
+    methods.remake(method, *fit), policies, None, widths
   )
-  return dataclasses.replace(
-    method, drafter=drafter, load=of_length, for_batch=again
-  )
+  return dataclasses.replace(method, drafter=drafter, make=make)
 
 
 def _widths(drafter):
@@ -85,16 +80,10 @@ def _budgeted(method, target, batch_size):
     target, method.drafter, method.params, batch_size=batch_size
   )
   drafter = drafters.Adaptive(drafter=method.drafter, policies=(budget,))
-  of_length = lambda number: _budgeted(
-    methods.with_num_draft_tokens(method, number), target, batch_size
+  make = lambda number, batch_size: _budgeted(
+    methods.remake(method, number), target, batch_size
   )
-  return methods.Method(
-    drafter,
-    method.verify,
-    method.params,
-    load=of_length,
-    for_batch=functools.partial(_budgeted, method, target),
-  )
+  return methods.Method(drafter, method.verify, method.params, make)
 
 
 @gin.configurable
@@ -115,11 +104,9 @@ def contrary(method: methods.Method) -> methods.Method:
       'DFlash or DSpark'
     )
 
-  def negated(method):
-    norm = jax.tree.map(lambda x: -x, method.params['norm'])
-    return dataclasses.replace(method, params=method.params | {'norm': norm})
-
-  def load(num_draft_tokens):
-    return negated(methods.with_num_draft_tokens(method, num_draft_tokens))
-
-  return dataclasses.replace(negated(method), load=load)
+  norm = jax.tree.map(lambda x: -x, method.params['norm'])
+  return dataclasses.replace(
+    method,
+    params=method.params | {'norm': norm},
+    make=lambda *fit: contrary(methods.remake(method, *fit)),
+  )

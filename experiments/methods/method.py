@@ -48,39 +48,46 @@ class Method:
   drafter: Drafter
   verify: Verifier = specsample.verify.chain
   params: Params = None  # None for a drafter without parameters of its own
-  # Makes the drafter and its parameters for another K, if K alone is not all
-  # that differs.
-  load: Callable[[int], 'specsample.LoadedDrafter | Method'] | None = None
-  # Returns the method for another batch size, if the costs of passes matter;
-  # call `of_batch`.
-  for_batch: Callable[[int], 'Method'] | None = None
+  # make(K, batch size) returns the method for another K or batch size, if not
+  # only the drafter's field differs; call `remake`.
+  make: Callable[[int, int], 'Method'] | None = None
   note: str = ''  # a message about it for users
-  batch_size: int = 1  # the one that `for_batch` made it for
+  batch_size: int = 1  # the one that it was made for
 
 
-def of_batch(method: Method, batch_size: int) -> Method:
-  """Returns the method for a batch size, itself if that makes no difference."""
-  if method.for_batch is None or method.batch_size == batch_size:
-    return method
-  fitted = method.for_batch(batch_size)
-  return dataclasses.replace(fitted, batch_size=batch_size)
-
-
-def refitted(
-  make: Callable[..., Method], *parts: Method
-) -> Callable[[int], Method] | None:
-  """Returns the `for_batch` of a method that is made of others.
+def remake(
+  method: Method,
+  num_draft_tokens: int | None = None,
+  batch_size: int | None = None,
+) -> Method:
+  """Returns the method with another K or for another batch size.
 
   Args:
-    make: makes the method of `parts`, each of them fitted to the batch.
-    parts: the other methods. If the batch size matters to none of them, it does
-      not matter to the method either: None is returned.
+    method: the method; it is returned itself if that makes no difference.
+    num_draft_tokens: K, at least 1; None keeps it.
+    batch_size: the rows that are decoded together; None keeps it.
+
+  Raises:
+    ValueError: the drafter was not trained for that many draft tokens, or they
+      are not for the user to choose.
   """
-  if all(part.for_batch is None for part in parts):
-    return None
-  return lambda batch_size: make(
-    *(of_batch(part, batch_size) for part in parts)
-  )
+  drafter: Any = method.drafter  # a dataclass, which the protocol leaves open
+  length = num_draft_tokens or drafter.num_draft_tokens
+  size = batch_size or method.batch_size
+  if (length, size) == (drafter.num_draft_tokens, method.batch_size):
+    return method
+  if method.make is not None:
+    return dataclasses.replace(method.make(length, size), batch_size=size)
+  if length == drafter.num_draft_tokens:
+    return method
+  drafter = dataclasses.replace(drafter, num_draft_tokens=length)
+  return dataclasses.replace(method, drafter=drafter)
+
+
+def check_length(drafter: Drafter, num_draft_tokens: int, reason: str) -> None:
+  """Raises ValueError if another K is asked for, but cannot be chosen."""
+  if num_draft_tokens != drafter.num_draft_tokens:
+    raise ValueError(f'num_draft_tokens is {num_draft_tokens}, but {reason}')
 
 
 @_configurable
@@ -94,8 +101,18 @@ def trained(
   load = functools.partial(
     specsample.load_drafter, name, target, weights=weights
   )
-  loaded = load(num_draft_tokens)
-  return Method(drafter=loaded.drafter, params=loaded.params, load=load)
+  return _of_loaded(load, load(num_draft_tokens))
+
+
+def _of_loaded(load, loaded) -> Method:
+  def make(num_draft_tokens, batch_size):
+    del batch_size
+    if num_draft_tokens == loaded.drafter.num_draft_tokens:
+      return method
+    return _of_loaded(load, load(num_draft_tokens))
+
+  method = Method(drafter=loaded.drafter, params=loaded.params, make=make)
+  return method
 
 
 @_configurable
@@ -104,21 +121,19 @@ def auto(
 ) -> Method:
   """Returns the method that `specsample.auto` chooses."""
   choice = specsample.auto(target, batch_size=batch_size, drafter=drafter)
+
+  def make(num_draft_tokens, batch_size):
+    reason = 'auto chooses it: leave it out, or name a drafter'
+    check_length(choice.drafter, num_draft_tokens, reason)
+    return auto(target, batch_size, drafter)
+
   return Method(
     choice.drafter,
     choice.verify,
     choice.drafter_params,
-    load=_chosen_length,
-    for_batch=functools.partial(auto, target, drafter=drafter),
+    make=make,
     note=f'auto: {choice.reason}',
     batch_size=batch_size,
-  )
-
-
-def _chosen_length(num_draft_tokens):
-  raise ValueError(
-    f'num_draft_tokens is {num_draft_tokens}, but auto chooses it: leave it '
-    'out, or name a drafter'
   )
 
 
@@ -149,14 +164,14 @@ def tli(
 @_configurable
 def drafting(method: Callable[[], Method], num_draft_tokens: int) -> Method:
   """Returns a method with another K; `method` makes it with its own."""
-  return with_num_draft_tokens(method(), num_draft_tokens)
+  return remake(method(), num_draft_tokens)
 
 
 @_configurable
 def judged(method: Method, verify: Verifier) -> Method:
   """Returns a method whose drafts another rule verifies."""
-  again = refitted(lambda fitted: judged(fitted, verify), method)
-  return dataclasses.replace(method, verify=verify, for_batch=again)
+  make = lambda *fit: judged(remake(method, *fit), verify)
+  return dataclasses.replace(method, verify=verify, make=make)
 
 
 @_configurable
@@ -215,7 +230,7 @@ def best_tree(name: str, target: specsample.Loaded, num_nodes: int) -> Method:
       'give a topology to methods.tree'
     )
   by_rank = measured['acceptance_by_rank']
-  method = Method(drafter=loaded.drafter, params=loaded.params, load=load)
+  method = _of_loaded(load, loaded)
   return tree(method, tree_lib.best(by_rank, num_nodes, len(by_rank)))
 
 
@@ -305,38 +320,21 @@ def _branching(method, depth):
       f'{type(drafter).__name__} cannot continue several drafts at once, which '
       'a tree needs: choose a trained drafter or a draft model'
     )
-  return with_num_draft_tokens(method, depth)
+  return remake(method, depth)
 
 
 def _of_tree(drafter, method, verify):
-  def load(num_draft_tokens):
-    raise ValueError(
-      f'num_draft_tokens is {num_draft_tokens}, but the draft is a tree of '
-      f'{drafter.num_draft_tokens} nodes: bind its topology or size instead'
+  def make(num_draft_tokens, batch_size):
+    del batch_size
+    reason = (
+      f'the draft is a tree of {drafter.num_draft_tokens} nodes: bind its '
+      'topology or size instead'
     )
+    check_length(drafter, num_draft_tokens, reason)
+    return made
 
-  return Method(drafter, verify, method.params, load)
-
-
-def with_num_draft_tokens(method: Method, num_draft_tokens: int) -> Method:
-  """Returns the method with another K, at least 1.
-
-  Raises:
-    ValueError: the drafter was not trained for that many draft tokens.
-  """
-  drafter: Any = method.drafter  # a dataclass, which the protocol leaves open
-  if num_draft_tokens == drafter.num_draft_tokens:
-    return method
-  again = refitted(
-    lambda fitted: with_num_draft_tokens(fitted, num_draft_tokens), method
-  )
-  if method.load is not None:
-    loaded = method.load(num_draft_tokens)
-    return dataclasses.replace(
-      method, drafter=loaded.drafter, params=loaded.params, for_batch=again
-    )
-  drafter = dataclasses.replace(drafter, num_draft_tokens=num_draft_tokens)
-  return dataclasses.replace(method, drafter=drafter, for_batch=again)
+  made = Method(drafter, verify, method.params, make)
+  return made
 
 
 @_configurable

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
 
 import gin
 
@@ -46,15 +45,12 @@ def _suffix(drafter, params, target, batch_size):
   costs = round_costs.costs(
     target, drafter.num_draft_tokens, batch_size=batch_size
   )
-  of_length = lambda num_draft_tokens: _suffix(
-    dataclasses.replace(drafter, num_draft_tokens=num_draft_tokens),
+  make = lambda number, batch_size: _suffix(
+    dataclasses.replace(drafter, num_draft_tokens=number),
     *(params, target, batch_size),
   )
   return methods.Method(
-    dataclasses.replace(drafter, costs=costs),
-    params=params,
-    load=of_length,
-    for_batch=functools.partial(_suffix, drafter, params, target),
+    dataclasses.replace(drafter, costs=costs), params=params, make=make
   )
 
 
@@ -79,29 +75,37 @@ def either(
   Raises:
     ValueError: the two drafters cannot be combined.
   """
+  return _either(remembered, trained, target, policies, 1)
+
+
+def _either(remembered, trained, target, policies, batch_size):
+  remembered = methods.remake(remembered, batch_size=batch_size)
+  trained = methods.remake(trained, batch_size=batch_size)
+  every = (*policies,)
   if target is not None:
-    return _either(remembered, trained, policies, target, 1)
-  return _combined(remembered, trained, policies)
-
-
-def _combined(remembered, trained, policies):
+    every = (_fastest(trained, target, batch_size), *policies)
   drafter = trained.drafter
-  if policies:
-    drafter = drafters.Adaptive(drafter=drafter, policies=policies)
+  if every:
+    drafter = drafters.Adaptive(drafter=drafter, policies=every)
+  either = drafters.Either(remembered=remembered.drafter, trained=drafter)
+
+  def make(num_draft_tokens, batch_size):
+    reason = (
+      'both drafters of Either have their own: bind those of Suffix and of the '
+      'trained drafter'
+    )
+    methods.check_length(either, num_draft_tokens, reason)
+    return _either(remembered, trained, target, policies, batch_size)
+
   return methods.Method(
-    drafter=drafters.Either(remembered=remembered.drafter, trained=drafter),
+    drafter=either,
     verify=trained.verify,
     params={'remembered': remembered.params, 'trained': trained.params},
-    load=_of_two,
-    for_batch=methods.refitted(
-      lambda *fitted: _combined(*fitted, policies), remembered, trained
-    ),
+    make=make,
   )
 
 
-def _either(remembered, trained, policies, target, batch_size):
-  remembered = methods.of_batch(remembered, batch_size)
-  trained = methods.of_batch(trained, batch_size)
+def _fastest(trained, target, batch_size):
   costs = round_costs.costs(
     target,
     trained.drafter.num_draft_tokens,
@@ -112,17 +116,7 @@ def _either(remembered, trained, policies, target, batch_size):
   if depth < trained.drafter.num_draft_tokens:
     # A tree is drafted and verified as a whole, however deep it is kept.
     costs = (costs[0], *[costs[-1]] * depth)
-  fastest = policies_lib.Fastest(costs=costs, whole_batch=True)
-  method = _combined(remembered, trained, (fastest, *policies))
-  again = functools.partial(_either, remembered, trained, policies, target)
-  return dataclasses.replace(method, for_batch=again)
-
-
-def _of_two(num_draft_tokens):
-  raise ValueError(
-    f'num_draft_tokens is {num_draft_tokens}, but both drafters of Either have '
-    'their own: bind those of Suffix and of the trained drafter'
-  )
+  return policies_lib.Fastest(costs=costs, whole_batch=True)
 
 
 @gin.configurable

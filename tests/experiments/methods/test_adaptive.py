@@ -127,16 +127,16 @@ def test_the_most_drafts_and_the_widths_may_be_given():
   assert made.drafter.num_draft_tokens == 3
   assert made.drafter.widths == (0, 1, 2, 3)
   assert adaptive.adaptive(method, fixed, widths=(1,)).drafter.widths == (1, 2)
-  longer = methods.with_num_draft_tokens(made, 4).drafter
+  longer = methods.remake(made, 4).drafter
   assert longer.drafter.num_draft_tokens == 4
   assert longer.widths == (0, 1, 2, 3, 4)
 
 
 def test_policies_stay_when_the_method_is_fitted_to_a_batch():
-  of_size = lambda size: methods.Method(
-    drafters.Ngram(num_draft_tokens=size), for_batch=of_size
+  of_size = lambda _, size: methods.Method(
+    drafters.Ngram(num_draft_tokens=size), make=of_size
   )
-  made = adaptive.adaptive(of_size(1), (policies.Fixed(1),))
-  fitted = methods.of_batch(made, 3).drafter
+  made = adaptive.adaptive(of_size(0, 1), (policies.Fixed(1),))
+  fitted = methods.remake(made, batch_size=3).drafter
   assert fitted.policies == (policies.Fixed(1),)
   assert fitted.widths == (0, 1, 2, 3)

@@ -58,11 +58,11 @@ def test_another_length_has_costs_of_its_own():
   suffix = remembering.suffix(
     drafters.Suffix(num_draft_tokens=3), target=_TARGET
   )
-  longer = methods.with_num_draft_tokens(suffix, 5)
+  longer = methods.remake(suffix, 5)
   assert longer.drafter.num_draft_tokens == 5
   assert longer.drafter.costs == _costs(1, 5)
   with pytest.raises(ValueError, match='num_draft_tokens is 16: give 1 to 15'):
-    methods.with_num_draft_tokens(suffix, 16)
+    methods.remake(suffix, 16)
 
 
 def test_an_evaluation_decides_for_its_own_batch():
@@ -95,8 +95,8 @@ def test_a_length_stays_when_the_method_is_fitted_to_a_batch():
   suffix = remembering.suffix(
     drafters.Suffix(num_draft_tokens=3), target=_TARGET
   )
-  longer = methods.with_num_draft_tokens(suffix, 5)
-  assert methods.of_batch(longer, 2).drafter.costs == _costs(2, 5)
+  longer = methods.remake(suffix, 5)
+  assert methods.remake(longer, batch_size=2).drafter.costs == _costs(2, 5)
 
 
 def test_two_drafters_without_a_target_are_fitted_to_a_batch_as_well():
@@ -104,25 +104,25 @@ def test_two_drafters_without_a_target_are_fitted_to_a_batch_as_well():
     drafters.Suffix(num_draft_tokens=3), target=_TARGET
   )
   mtp = methods.Method(drafters.MTP(model=_MODEL, num_draft_tokens=2))
-  either = methods.of_batch(remembering.either(suffix, mtp), 2)
+  either = methods.remake(remembering.either(suffix, mtp), batch_size=2)
   assert either.drafter.remembered.costs == _costs(2)
 
 
 def test_a_method_is_fitted_to_a_batch_once():
   sizes = []
 
-  def for_batch(size):
+  def make(num_draft_tokens, size):
     sizes.append(size)
     return methods.Method(
-      drafters.Ngram(num_draft_tokens=size), for_batch=for_batch
+      drafters.Ngram(num_draft_tokens=num_draft_tokens + size), make=make
     )
 
   compared = evaluation.Evaluation(
-    target=_TARGET, methods={'x': for_batch(1)}, batch_size=2
+    target=_TARGET, methods={'x': make(1, 1)}, batch_size=2
   )
   again = dataclasses.replace(compared, num_seeds=3)
   assert sizes == [1, 2]
-  assert again.methods['x'].drafter.num_draft_tokens == 2
+  assert again.methods['x'].drafter.num_draft_tokens == 4
 
 
 def test_a_tree_costs_the_same_at_every_depth():

@@ -28,11 +28,12 @@ def _heads(num_draft_tokens):
 def test_a_drafter_is_loaded_as_deep_as_its_tree():
   loads = []
 
-  def load(num_draft_tokens):
+  def make(num_draft_tokens, batch_size):
+    assert batch_size == 1
     loads.append(num_draft_tokens)
-    return specsample.LoadedDrafter(_heads(num_draft_tokens), 'weights', {})
+    return methods.Method(_heads(num_draft_tokens), params='weights')
 
-  method = methods.Method(_heads(4), load=load)
+  method = methods.Method(_heads(4), make=make)
   found = methods.tree(method, tree.k_ary((2, 2)), kind='without_replacement')
   assert found.drafter == specsample.drafters.Tree(
     drafter=_heads(2),

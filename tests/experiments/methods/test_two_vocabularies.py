@@ -56,7 +56,7 @@ def test_the_method_drafts_for_its_target():
     verify=method.verify,
     max_new_tokens=6,
   )
-  longer = methods.with_num_draft_tokens(method, 4)
+  longer = methods.remake(method, 4)
   assert longer.drafter.num_draft_tokens == 4
   assert jax.tree.all(
     jax.tree.map(np.array_equal, longer.params, method.params)
