@@ -15,16 +15,13 @@ import dataclasses
 import sys
 
 from absl import flags
-import gin
 
 from experiments.command import cli
-from experiments.command import config
-from experiments.command import environment
 from experiments.command import frame
 from experiments.command import progress
 from experiments.reporting import files as reporting_files
 from experiments.tpu import compilation
-from experiments.tpu import environment as environment_lib
+from experiments.tpu import environment
 from experiments.tpu import topologies as topologies_lib
 from specsample import files
 
@@ -45,17 +42,13 @@ _DOES_NOT_FIT = 1
 
 def main() -> None:
   """Compiles for one topology after another, writing the results so far."""
-  recipe = config.parse()
-  environment_lib.set_up()
-  environment.set_up()
   with cli.bad_input():
     out = frame.folder(_OUT)
     hlo = files.at(_DUMP_HLO.value) if _DUMP_HLO.value else None
-    with gin.config_scope(recipe or None):
-      setup = compilation.CompileTpu()
+    setup = compilation.CompileTpu()
     topologies = _TOPOLOGY.value or setup.topologies
     topologies_lib.check(topologies)
-    environment_lib.find_libtpu()
+    environment.find_libtpu()
     targets = [compilation.target(name, setup) for name in topologies]
     for folder in (out, hlo) if hlo else (out,):
       cli.make_folder(folder)
@@ -78,4 +71,5 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  environment.set_up()
+  frame.run(main)

@@ -36,7 +36,6 @@ from experiments.training_data import filters
 from experiments.training_data import synthesis as synthesis_lib
 from experiments.training_data.dialogues import Dialogue
 from specsample import files
-from specsample.choosing import pass_times
 
 frame.define_flags('configs/runs/data.gin', on_hosts=True, recipe='')
 _OUT = flags.DEFINE_string(
@@ -123,37 +122,12 @@ def main() -> None:
     with cli.bad_input():
       return synthesis.force(given, by_target, filling.known, exclusion, watch)
 
-  rate = _fill(
+  _fill(
     filling,
     make,
     count=synthesis.prompts_per_shard,
     only_given=file is not None and (forced or from_file),
     keep_hidden=keep_hidden,
-  )
-  if rate:
-    print(_throughput(synthesis, *rate))
-
-
-def _throughput(
-  synthesis: synthesis_lib.Synthesis, tokens: float, rows: float
-) -> str:
-  """Returns a line that compares the rates with the target's fastest pass.
-
-  Args:
-    synthesis: the settings that the rates were measured with.
-    tokens: answer tokens per second.
-    rows: tokens that the target read or wrote, per second.
-  """
-  target, size = synthesis.target, synthesis.batch_size
-  params = {'target': target.params}
-  (seconds,) = pass_times.passes(
-    params, target.model, [size], length=0, max_length=0, repeats=5
-  ).values()
-  fastest = size / min(seconds)
-  return (
-    f'{tokens:,.0f} answer tokens per second; {rows:,.0f} rows per second '
-    f'including the prompts, which is {rows / fastest:.0%} of the '
-    f'{fastest:,.0f} of a pass over {size} rows without a cache'
   )
 
 
@@ -163,7 +137,7 @@ def _fill(
   count: int,
   only_given: bool,
   keep_hidden: bool,
-) -> tuple[float, float] | None:
+) -> None:
   """Makes shards until there are enough tokens.
 
   Args:
@@ -174,9 +148,6 @@ def _fill(
     count: the number of conversations of the file per shard.
     only_given: whether the data end with the file.
     keep_hidden: whether dialogues come with hidden vectors to keep.
-
-  Returns:
-    Answer tokens and target rows, each per second; None if it sampled nothing.
   """
   wanted = _TOKENS.value
   with cli.bad_input():
@@ -223,7 +194,11 @@ def _fill(
     print('the file is used up: append conversations to it for more tokens')
   elif filling.left:
     print(f'{filling.left:,} conversations are left: raise --tokens')
-  return (num_tokens / seconds, num_rows / seconds) if num_rows else None
+  if num_rows:
+    print(
+      f'{num_tokens / seconds:,.0f} answer tokens per second; '
+      f'{num_rows / seconds:,.0f} rows per second including the prompts'
+    )
 
 
 def _read(

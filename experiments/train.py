@@ -25,7 +25,7 @@ from experiments.command import cli
 from experiments.command import distributed
 from experiments.command import frame
 from experiments.command import journal as journal_lib
-from experiments.training import agreement as agreement_lib
+from experiments.training import agreement
 from experiments.training import begin
 from experiments.training import checkpoints as checkpoints_lib
 from experiments.training import data as data_lib
@@ -67,11 +67,9 @@ def main() -> None:
     data = data_lib.TrainingData.of(training, folders)
     split = data_lib.Split.of(training, data, None)
     _check(training, split)
-    agreement = agreement_lib.Agreement(training, data.digests())
+    header = agreement.header(training, data.digests())
     cli.make_folder(out)
-    records = records_lib.Records(
-      journal_lib.shared(out, agreement.header, agreement.differences)
-    )
+    records = records_lib.Records(journal_lib.shared(out, header))
     plan = trainer_lib.plan(training, training.batches(split.train), records)
     checkpoints = checkpoints_lib.RunCheckpoints(out, records)
     stack.callback(checkpoints.close)

@@ -5,7 +5,6 @@ kept before the next one begins: as a line of a local file, or an object in a
 bucket.
 """
 
-from collections.abc import Callable
 from concurrent import futures
 import errno
 import fcntl
@@ -22,9 +21,6 @@ from experiments.command import cli
 from experiments.command import distributed
 from specsample import files
 
-# compare(found header, expected header) -> differences.
-Compare = Callable[[dict[str, Any], dict[str, Any]], list[str]]
-
 _NUM_READERS = 32
 _HEADER = 'header.json'
 _LONGEST_PAIR = 200  # characters of a message
@@ -35,7 +31,7 @@ def digest(value: Any) -> str:
   return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
-def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+def _differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
   """Returns what two headers have different values of.
 
   Of configurations and other mappings, the settings that differ are named.
@@ -59,11 +55,7 @@ def _difference(name, before, now) -> str:
   return f'{name} ({"; ".join(differ)})'
 
 
-def shared(
-  folder: pathlib.PurePath,
-  header: dict[str, Any],
-  compare: Compare = differences,
-) -> 'Journal':
+def shared(folder: pathlib.PurePath, header: dict[str, Any]) -> 'Journal':
   """Opens a journal in process 0, and gives the others a copy of it.
 
   All processes then add the same units, and only process 0 stores them.
@@ -72,7 +64,7 @@ def shared(
     ValueError: in process 0, as `Journal` does.
   """
   is_first = distributed.is_first()
-  journal = Journal(folder if is_first else None, header, compare)
+  journal = Journal(folder if is_first else None, header)
   units = json.loads(distributed.text_from_first(json.dumps(journal.units())))
   if not is_first:
     for key, value in units:
@@ -87,19 +79,11 @@ class Journal:
     folder: holds it, and what a run keeps beside it; None stores nothing.
   """
 
-  def __init__(
-    self,
-    folder: pathlib.PurePath | None,
-    header: dict[str, Any],
-    compare: Compare = differences,
-  ):
+  def __init__(self, folder: pathlib.PurePath | None, header: dict[str, Any]):
     """Opens or begins the journal in `folder`, which may be in a bucket.
 
-    Without a folder, nothing is stored.
-
     The journal is the file journal.jsonl, or in a bucket the folder `journal`.
-    A bucket has no locks, so start only one run there at a time. `compare`
-    returns what differs between two headers.
+    A bucket has no locks, so start only one run there at a time.
 
     Raises:
       ValueError: if the journal there is damaged, belongs to another run or,
@@ -119,7 +103,7 @@ class Journal:
       self._store.add(header)
       return
     # The header is compared as it is read back: JSON makes lists of tuples.
-    if different := compare(records[0], json.loads(json.dumps(header))):
+    if different := _differences(records[0], json.loads(json.dumps(header))):
       raise ValueError(
         f'{self._store} belongs to a run that differs in '
         f'{", ".join(different)}: give another --out, or delete the file to '

@@ -733,11 +733,11 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
     ),
     (
       'settings',
-      'differs in Training.learning_rate (it has 0.01, this run has 0.02): ',
+      'differs in settings (Training.learning_rate = 0.02 (before: 0.01)): ',
     ),
     (
       'objective',
-      "in drafter (it has 'Hydra', this run has 'Medusa'), Medusa.",
+      'drafter = Medusa (before: Hydra)',
     ),
     ('other data', 'a run that differs in data (it has'),
     ('fewer data', 'a run that differs in data (it has'),

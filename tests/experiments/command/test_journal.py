@@ -73,17 +73,6 @@ def test_the_settings_that_differ_are_named(tmp_path):
     _open(tmp_path, other)
 
 
-def test_what_may_differ_is_the_callers_to_say(tmp_path):
-  _open(tmp_path).close()
-  only_shape = lambda found, expected: (
-    ['shape'] if found['shape'] != expected['shape'] else []
-  )
-  other = HEADER | {'configuration': {'a': '2'}}
-  journal.Journal(tmp_path, other, only_shape).close()
-  with pytest.raises(ValueError, match='differs in shape: give another'):
-    journal.Journal(tmp_path, other | {'shape': (2,)}, only_shape)
-
-
 def test_damage_before_the_end_is_refused(tmp_path):
   _open(tmp_path).close()
   with (tmp_path / 'journal.jsonl').open('a') as file:
