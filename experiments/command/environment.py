@@ -84,12 +84,6 @@ def hardware() -> dict[str, Any]:
   }
 
 
-def versions() -> dict[str, str]:
-  """Returns the versions of Python and of the packages that computed."""
-  packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
-  return {'python': platform.python_version()} | packages
-
-
 def git_commit() -> str | None:
   """Returns the commit of the code, plus '-dirty' if files differ from it."""
   git = lambda *arguments: subprocess.check_output(
@@ -131,34 +125,35 @@ def source_beside(component: Any) -> dict[str, str]:
   return found
 
 
-def compiler_flags() -> dict[str, str]:
-  """Returns the environment variables that change how XLA compiles."""
-  names = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
-  return {name: os.environ[name] for name in names if os.environ.get(name)}
-
-
 def identity() -> dict[str, Any]:
   """Returns what all parts of a resumed run must have in common.
 
   It has the code instead of the commit, which also changes with files beside
   the code, such as results.
   """
-  return {
-    'code': source(),
-    'versions': versions(),
-    'hardware': hardware(),
-    'compiler flags': compiler_flags(),
-  }
+  return {'code': source(), **_machine()}
 
 
 def describe() -> dict[str, Any]:
   """Returns the fields of result files that say how a number was measured."""
   return {
-    'hardware': hardware(),
-    'versions': versions(),
-    'compiler_flags': compiler_flags(),
+    **_machine(),
     'git_commit': git_commit(),
     'command': shlex.join(['python', *sys.orig_argv[1:]]),
+  }
+
+
+def _machine() -> dict[str, Any]:
+  packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+  return {
+    'hardware': hardware(),
+    'versions': {'python': platform.python_version()} | packages,
+    # The environment variables that change how XLA compiles.
+    'compiler_flags': {
+      name: os.environ[name]
+      for name in ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
+      if os.environ.get(name)
+    },
   }
 
 

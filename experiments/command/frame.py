@@ -89,5 +89,8 @@ def configured() -> Iterator[None]:
   with cli.bad_input():
     distributed.start()
   environment.set_up()
-  with gin.config_scope(recipe or None), mesh.configured():
-    yield
+  with gin.config_scope(recipe or None):
+    with cli.bad_input():
+      devices = mesh.Mesh().set()
+    with devices:
+      yield

@@ -8,7 +8,6 @@ import re
 import gin
 import jax
 
-from experiments.command import cli
 from experiments.command import distributed
 from specsample import sharding
 
@@ -60,12 +59,6 @@ class Mesh:
   def own_rules(self) -> sharding.Rules:
     """The rules that hold within the mesh."""
     return sharding.DEFAULT_RULES if self.rules is None else self.rules
-
-
-def configured() -> contextlib.AbstractContextManager[None]:
-  """Returns `Mesh().set()` as configured; a fault is one line, exit code 2."""
-  with cli.bad_input():
-    return Mesh().set()
 
 
 @contextlib.contextmanager

@@ -221,7 +221,7 @@ _CERTIFY = {
   ),
   '--out=FOLDER/certified': (
     'certified/journal.jsonl belongs to a run that differs in code, '
-    'compiler flags, configuration, hardware, schema, versions: give another'
+    'compiler_flags, configuration, hardware, schema, versions: give another'
   ),
 }
 _MAKE_DATA = {
