@@ -19,34 +19,6 @@ from experiments.command import cli
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def define_flags(default: str, recipe: str | None = None) -> None:
-  """Defines --gin_file, with `default` as its default, and --gin_bindings.
-
-  Args:
-    default: a gin file.
-    recipe: for a command that reads one of several recipes in a file, the
-      default one in that file; '' if it is in no scope. Then --recipe is
-      defined, too.
-  """
-  flags.DEFINE_multi_string(
-    'gin_file', [default], 'A gin file; repeat it to read several in order.'
-  )
-  flags.DEFINE_multi_string(
-    'gin_bindings',
-    [],
-    "A setting that overrides the files, such as 'Ngram.num_draft_tokens = 4'; "
-    'repeatable.',
-  )
-  if recipe is not None:
-    flags.DEFINE_string(
-      'recipe',
-      recipe,
-      'The scope of the gin files that has the settings; --gin_bindings '
-      'without a scope override them. By default, files other than the default '
-      'one are read without a scope.',
-    )
-
-
 def parse() -> str:
   """Reads the configuration that the flags give; returns the recipe's scope.
 

@@ -31,13 +31,18 @@ _TIMEOUTS = ('initialization_timeout', 'heartbeat_timeout')
 _COMMUNICATION = ('Gloo', 'NCCL', 'UNAVAILABLE', 'DEADLINE_EXCEEDED', 'ABORTED')
 
 
+# The flags belong to the command, which lists them under --help.
+flags.disclaim_key_flags()
+
+
 def define_flags() -> None:
   """Defines --distributed and the flags that belong to it."""
   flags.DEFINE_bool(
     'distributed',
     False,
     'Run with other processes, each started with the same flags. On Cloud TPU, '
-    'GKE and Slurm JAX finds them; elsewhere, give the next three flags.',
+    'GKE and Slurm JAX finds them; elsewhere, give --coordinator_address, '
+    '--num_processes and --process_id.',
   )
   flags.DEFINE_string(
     'coordinator_address',

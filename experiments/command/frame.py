@@ -29,15 +29,32 @@ def define_flags(
   """Defines --gin_file, whose default is `default`, and --gin_bindings.
 
   Args:
-    default, recipe: as in `config.define_flags`.
+    default: a gin file.
     on_hosts: whether several processes may run the command together, for which
       --distributed and its flags are defined, too.
+    recipe: for a command that reads one of several recipes in a file, the
+      default one in that file; '' if it is in no scope. Then --recipe is
+      defined, too.
   """
-  config.define_flags(default, recipe)
-  flags.adopt_module_key_flags(config)
+  flags.DEFINE_multi_string(
+    'gin_file', [default], 'A gin file; repeat it to read several in order.'
+  )
+  flags.DEFINE_multi_string(
+    'gin_bindings',
+    [],
+    "A setting that overrides the files, such as 'Ngram.num_draft_tokens = 4'; "
+    'repeatable.',
+  )
+  if recipe is not None:
+    flags.DEFINE_string(
+      'recipe',
+      recipe,
+      'The scope of the gin files that has the settings; --gin_bindings '
+      'without a scope override them. By default, files other than the default '
+      'one are read without a scope.',
+    )
   if on_hosts:
     distributed.define_flags()
-    flags.adopt_module_key_flags(distributed)
 
 
 def out(what: str = 'the results') -> flags.FlagHolder[str | None]:
