@@ -63,7 +63,6 @@ def main() -> None:
     if _TENSORBOARD.value:
       tensorboard.check(out)
     distributed.check_same({'data': repr([x.digest() for x in folders])})
-    _check_alone(training)
     data = data_lib.TrainingData.of(training, folders)
     split = data_lib.Split.of(training, data, None)
     _check(training, split)
@@ -116,18 +115,14 @@ def main() -> None:
     results.write(out, trainer, params, data)
 
 
-def _check_alone(training):
-  """Refuses what only a single process does."""
+def _check(training, split):
+  """Refuses data and settings that do not fit, before anything is written."""
   if distributed.is_on() and training.on_policy_share:
     raise ValueError(
       f'Training.on_policy_share is {training.on_policy_share}, but a draft '
       'model writes in a single process only: leave out --distributed, or set '
       'it to 0'
     )
-
-
-def _check(training, split):
-  """Refuses data and settings that do not fit, before anything is written."""
   for examples in (split.train, split.held_out):
     training.batches(examples)
   decoding_check.choose_prompts(training, split.prompts)
