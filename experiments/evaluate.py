@@ -218,7 +218,8 @@ def _profiles(part):
 
 def _journal(folder, header):
   cli.make_folder(folder)
-  return journal_lib.Journal(folder, header) if distributed.is_first() else None
+  journal = journal_lib.Journal(folder, header)
+  return journal if distributed.is_first() else None
 
 
 if __name__ == '__main__':

@@ -68,7 +68,7 @@ def main() -> None:
     _check(training, split)
     header = agreement.header(training, data.digests())
     cli.make_folder(out)
-    records = records_lib.Records(journal_lib.shared(out, header))
+    records = records_lib.Records(journal_lib.Journal(out, header))
     plan = trainer_lib.plan(training, training.batches(split.train), records)
     checkpoints = checkpoints_lib.RunCheckpoints(out, records)
     stack.callback(checkpoints.close)

@@ -11,6 +11,7 @@ flags, and importing JAX takes a second.
 from collections.abc import Iterator, Mapping
 import contextlib
 import hashlib
+import json
 import os
 import signal
 import sys
@@ -154,14 +155,16 @@ def from_first(values: np.ndarray) -> np.ndarray:
   return np.asarray(found).astype(values.dtype)
 
 
-def text_from_first(text: str) -> str:
-  """Returns process 0's text on all."""
-  encoded = text.encode()
+def json_from_first(value: Any) -> Any:
+  """Returns process 0's value, which is JSON, on all."""
+  if not is_on():
+    return value
+  encoded = json.dumps(value).encode()
   (size,) = from_first(np.asarray([len(encoded)]))
   found = np.zeros(size, np.uint8)
   if is_first():
     found[:] = np.frombuffer(encoded, np.uint8)
-  return from_first(found).tobytes().decode()
+  return json.loads(from_first(found).tobytes())
 
 
 def check_same(texts: Mapping[str, str]) -> None:

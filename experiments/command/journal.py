@@ -44,7 +44,8 @@ def _differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 
 def _difference(name, before, now) -> str:
-  if not (isinstance(before, dict) and isinstance(now, dict)):
+  are_mappings = isinstance(before, dict) and isinstance(now, dict)
+  if not (are_mappings and before and now):
     return name
   differ = []
   for key in sorted(before.keys() | now.keys()):
@@ -55,62 +56,39 @@ def _difference(name, before, now) -> str:
   return f'{name} ({"; ".join(differ)})'
 
 
-def shared(folder: pathlib.PurePath, header: dict[str, Any]) -> 'Journal':
-  """Opens a journal in process 0, and gives the others a copy of it.
-
-  All processes then add the same units, and only process 0 stores them.
-
-  Raises:
-    ValueError: in process 0, as `Journal` does.
-  """
-  is_first = distributed.is_first()
-  journal = Journal(folder if is_first else None, header)
-  units = json.loads(distributed.text_from_first(json.dumps(journal.units())))
-  if not is_first:
-    for key, value in units:
-      journal.add(tuple(key), value)
-  return journal
-
-
 class Journal:
   """The finished units of a run, each with its own key.
 
+  Several processes add the same units, and only process 0 stores them.
+
   Attributes:
-    folder: holds it, and what a run keeps beside it; None stores nothing.
+    folder: holds it, and what a run keeps beside it.
   """
 
-  def __init__(self, folder: pathlib.PurePath | None, header: dict[str, Any]):
+  def __init__(self, folder: pathlib.PurePath, header: dict[str, Any]):
     """Opens or begins the journal in `folder`, which may be in a bucket.
 
     The journal is the file journal.jsonl, or in a bucket the folder `journal`.
-    A bucket has no locks, so start only one run there at a time.
+    A bucket has no locks, so start only one run there at a time. All processes
+    have what process 0 finds there.
 
     Raises:
-      ValueError: if the journal there is damaged, belongs to another run or,
-        unless it is in a bucket, is in use.
+      ValueError: in process 0, if the journal there is damaged, belongs to
+        another run or, unless it is in a bucket, is in use.
     """
     self.folder = folder
-    self._entries: dict[tuple, dict[str, Any]] = {}
     self._store: _Lines | _Objects | None = None
-    if folder is None:
-      return
-    if files.is_remote(folder):
-      self._store = _Objects(files.at(folder) / 'journal')
-    else:
-      self._store = _Lines(folder / 'journal.jsonl')
-    records = self._store.read()
-    if not records:
-      self._store.add(header)
-      return
-    # The header is compared as it is read back: JSON makes lists of tuples.
-    if different := _differences(records[0], json.loads(json.dumps(header))):
-      raise ValueError(
-        f'{self._store} belongs to a run that differs in '
-        f'{", ".join(different)}: give another --out, or delete the file to '
-        'measure anew'
-      )
-    for record in records[1:]:
-      self._entries[tuple(record['key'])] = record['value']
+    records: list[dict[str, Any]] = []
+    if distributed.is_first():
+      if files.is_remote(folder):
+        self._store = _Objects(files.at(folder) / 'journal')
+      else:
+        self._store = _Lines(folder / 'journal.jsonl')
+      records = _resumed(self._store, header)
+    self._entries: dict[tuple, dict[str, Any]] = {
+      tuple(record['key']): record['value']
+      for record in distributed.json_from_first(records)
+    }
 
   def __contains__(self, key: tuple) -> bool:
     return key in self._entries
@@ -127,10 +105,6 @@ class Journal:
     size = len(prefix)
     keys = sorted(key for key in self._entries if key[:size] == prefix)
     return [self._entries[key] for key in keys]
-
-  def units(self) -> list[tuple[tuple, dict[str, Any]]]:
-    """Returns all keys and units, in the order in which they were finished."""
-    return list(self._entries.items())
 
   def __len__(self) -> int:
     return len(self._entries)
@@ -152,6 +126,21 @@ class Journal:
     """Deletes the journal, once the results have what it kept."""
     if self._store is not None:
       self._store.remove()
+
+
+def _resumed(store, header) -> list[dict[str, Any]]:
+  """Returns the units of a run that is resumed; otherwise begins one."""
+  records = store.read()
+  if not records:
+    store.add(header)
+    return []
+  # The header is compared as it is read back: JSON makes lists of tuples.
+  if different := _differences(records[0], json.loads(json.dumps(header))):
+    raise ValueError(
+      f'{store} belongs to a run that differs in {", ".join(different)}: give '
+      'another --out, or delete the file to measure anew'
+    )
+  return records[1:]
 
 
 # Both kinds of store read the header, then the records, or nothing at first. A

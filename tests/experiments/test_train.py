@@ -739,8 +739,8 @@ def refusals(commands, flags, data, hydra, target, tmp_path_factory):
       'objective',
       'drafter = Medusa (before: Hydra)',
     ),
-    ('other data', 'a run that differs in data (it has'),
-    ('fewer data', 'a run that differs in data (it has'),
+    ('other data', 'a run that differs in data: give another'),
+    ('fewer data', 'a run that differs in data: give another'),
     (
       'two lengths',
       'epochs is 12.5 and Training.answer_tokens is 1000: give one',

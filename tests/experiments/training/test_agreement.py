@@ -45,7 +45,10 @@ def test_what_makes_the_curve_may_not(training):
       drafter=dataclasses.replace(training.objective.drafter, num_layers=5),
     ),
   )
-  before, after = agreement.header(training, _DATA), agreement.header(other, _DATA)
+  before, after = (
+    agreement.header(training, _DATA),
+    agreement.header(other, _DATA),
+  )
   changed = {
     'Training.warmup_steps': 7,
     'HeadsObjective.teacher_loss': 'jsd',
