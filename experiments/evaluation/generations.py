@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 import pathlib
-from typing import Any
 
 from experiments.decoding import prompts as prompts_lib
 from experiments.reporting import files as reporting_files
@@ -36,7 +35,7 @@ class Text:
   origins: list[str]  # 'accepted', 'correction', ..., as in types.Origin
   rounds: list[int]  # the round, from 0, that emitted each token
   # The target's own probability of each token, before temperature and the like;
-  # empty if the rule does not compute it, and in files of older versions.
+  # empty if the rule does not compute it.
   probs: list[float] = dataclasses.field(default_factory=list)
 
 
@@ -65,13 +64,12 @@ def write(
     generations: each method's generations. Samples after the first are left
       out.
   """
-  lines = [json.dumps({'schema': result_file.SCHEMA})]
-  found: dict[tuple[int, int], dict[str, Text]] = {}
-  for name, of_method in generations.items():
-    for run in of_method:
+  found: dict[tuple[int, int], dict[str, Text]] = collections.defaultdict(dict)
+  for name, runs in generations.items():
+    for run in runs:
       if not run.sample:
-        methods = found.setdefault((run.prompt, run.turn), {})
-        methods[name] = _text(tokenizer, run)
+        found[run.prompt, run.turn][name] = _text(tokenizer, run)
+  lines = [json.dumps({'schema': result_file.SCHEMA})]
   for (number, turn), methods in sorted(found.items(), key=lambda x: x[0]):
     prompt = prompts[number]
     one = Prompt(
@@ -98,12 +96,14 @@ def read(path: pathlib.PurePath, limit: int) -> list[Prompt]:
       try:
         record = json.loads(line)
         if number == 1:
-          _check(path, record['schema'])
-        else:
-          prompt = _prompt(record)
-          counts[prompt.category] += 1
-          if counts[prompt.category] <= limit:
-            found.append(prompt)
+          if record['schema'] != result_file.SCHEMA:
+            raise ValueError(f'only schema {result_file.SCHEMA} is known')
+          continue
+        texts = {name: Text(**x) for name, x in record['methods'].items()}
+        prompt = Prompt(**record | {'methods': texts})
+        counts[prompt.category] += 1
+        if counts[prompt.category] <= limit:
+          found.append(prompt)
       except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
           f'{path}, line {number}, cannot be read ({error}): run the '
@@ -121,16 +121,3 @@ def _text(tokenizer, generation):
     rounds=generation.emit_rounds,
     probs=[float(f'{math.exp(x):.3g}') for x in generation.log_probs],
   )
-
-
-def _check(path, schema):
-  # The format of the lines has not changed since schema 2.
-  if schema not in range(2, result_file.SCHEMA + 1):
-    raise ValueError(
-      f'schema {schema!r}, but only 2 to {result_file.SCHEMA} are known'
-    )
-
-
-def _prompt(record: dict[str, Any]) -> Prompt:
-  methods = {name: Text(**text) for name, text in record['methods'].items()}
-  return Prompt(**record | {'methods': methods})

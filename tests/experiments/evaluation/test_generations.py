@@ -91,12 +91,12 @@ def test_file_says_who_wrote_what(tokenizer, tmp_path):
 @pytest.mark.parametrize(
   ('line', 'number'),
   [
-    ('{"schema": 1}\n', 1),
+    ('{"schema": 4}\n', 1),
     ('{"schema": 6}\n', 1),
     ('{"rows": []}\n', 1),
     ('[]\n', 1),
-    ('{"schema": 2}\n{"id": "a"}\n', 2),
-    ('{"schema": 2}\n{"id": "a", "cat', 2),
+    ('{"schema": 5}\n{"id": "a"}\n', 2),
+    ('{"schema": 5}\n{"id": "a", "cat', 2),
   ],
 )
 def test_another_file_is_refused_by_name_and_line(tmp_path, line, number):
