@@ -21,6 +21,7 @@ chains and trees, and all has every method.
 # the rows.
 
 import dataclasses
+import functools
 import sys
 
 from absl import flags
@@ -33,8 +34,10 @@ from experiments.command import progress
 from experiments.command import units as units_lib
 from experiments.evaluation import audits
 from experiments.evaluation import conversations
+from experiments.evaluation import decoding
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import generations
+from experiments.evaluation import learning as learning_lib
 from experiments.evaluation import papers
 from experiments.evaluation import profiling
 from experiments.evaluation import refilled
@@ -42,7 +45,6 @@ from experiments.evaluation import results
 from experiments.evaluation import scoring
 from experiments.evaluation import suite
 from experiments.evaluation import table as table_lib
-from experiments.evaluation import turns
 from experiments.html_report import files as files_lib
 from experiments.reporting import result_file
 from specsample import files
@@ -100,25 +102,23 @@ def main() -> None:
       result_file.check_settings(
         out / files_lib.EVALUATION, [part.name for part in parts]
       )
-    profiles = [_profiles(part) for part in parts]
-    headers = [
-      evaluation_lib.header(
-        part.evaluation, part.prompts, part.tokens, part.provenance
-      )
-      for part in parts
-    ]
+    profiles = [_profile(part) for part in parts]
+    headers = list(map(decoding.header, parts))
     for header in headers:
-      distributed.check_same(evaluation_lib.shared(header))
-    journals = [
-      _journal(suite.folder(out, part.name), header)
-      for part, header in zip(parts, headers, strict=True)
+      distributed.check_same(
+        {name: repr(x) for name, x in header.items() if name != 'hardware'}
+      )
+    journals = []
+    for part, header in zip(parts, headers, strict=True):
+      folder = suite.folder(out, part.name)
+      cli.make_folder(folder)
+      journals.append(journal_lib.Journal(folder, header))
+    learning = [
+      learning_lib.methods(part.evaluation, part.learners, journal)
+      for part, journal in zip(parts, journals, strict=True)
     ]
-    for part, journal in zip(parts, journals, strict=True):
-      learning = evaluation_lib.learning_methods(part.evaluation, journal)
-      for method in learning.values():
-        method.last()  # says what is wrong with its checkpoint
-  for part, journal in zip(parts, journals, strict=True):
-    _run(part, journal)
+  for part, journal, methods in zip(parts, journals, learning, strict=True):
+    _run(part, journal, methods)
   if distributed.is_first():
     _report(out, parts, journals, paper)
   # Profiles come last: if one fails, the result files are already written.
@@ -127,45 +127,49 @@ def main() -> None:
       profiling.write(profile, part.evaluation, part.tokens, progress.bar)
 
 
-def _run(part, journal):
-  if part.name and distributed.is_first():
-    print(f'\n{part.name}')
-  evaluation, tokens = part.evaluation, part.tokens
-  for method in evaluation.methods.values():
-    if method.note and distributed.is_first():
-      print(method.note, file=sys.stderr)
-  prompts, later = part.prompts, []
-  if evaluation.repeats is None and not evaluation.num_repeats(len(prompts)):
-    _say_untimed(len(prompts))
-  work = evaluation_lib.units(evaluation, prompts, tokens, journal=journal)
-  scores = scoring.units(evaluation, part.prompts, journal)
+def _run(part, journal, learning):
+  evaluation, prompts = part.evaluation, part.prompts
+  if distributed.is_first():
+    _say_what_is_measured(part)
+  run = lambda work: units_lib.run(list(work), journal, progress.bar)
+  turns = [conversations.first(evaluation, part.tokens)]
+  units = functools.partial(
+    decoding.units, evaluation, prompts, journal=journal, learning=learning
+  )
   try:
-    for number in conversations.later(evaluation, prompts):
-      units_lib.run(list(work), journal, progress.bar)
-      turn = conversations.turn(evaluation, prompts, number, journal)
-      work = evaluation_lib.turn_units(evaluation, prompts, turn, journal)
-      later.append(turn)
-    before, after = (refilled.units(evaluation, tokens, i) for i in range(2))
-    units_lib.run([*before, *work, *after, *scores], journal, progress.bar)
-    for method in evaluation_lib.learning_methods(evaluation, journal).values():
-      units_lib.run([method.saving()], journal, progress.bar)
+    # Refilled rows are of conversations of one turn.
+    before, after = (
+      refilled.units(evaluation, part.tokens, i) for i in range(2)
+    )
+    run([*before, *units(turns[0]), *after])
+    for number in conversations.numbers(evaluation, prompts)[1:]:
+      turns.append(conversations.later(evaluation, prompts, number, journal))
+      run(units(turns[-1]))
   except KeyboardInterrupt:
-    if journal is not None:
+    if distributed.is_first():
       _show_so_far(part, journal)
     raise
-  parted = [
-    *audits.units(evaluation, tokens, journal, later),
-    *refilled.audit_units(evaluation, tokens, journal),
+  work = [
+    *scoring.units(evaluation, prompts, journal),
+    *(method.saving() for method in learning.values()),
+    *audits.units(evaluation, turns, journal),
+    *refilled.audit_units(evaluation, turns[0], journal),
   ]
-  if parted:
-    units_lib.run(parted, journal, progress.bar)
+  if work:
+    run(work)
 
 
-def _say_untimed(num_prompts):
-  if distributed.is_first():
+def _say_what_is_measured(part):
+  if part.name:
+    print(f'\n{part.name}')
+  for method in part.evaluation.methods.values():
+    if method.note:
+      print(method.note, file=sys.stderr)
+  count = len(part.prompts)
+  if part.evaluation.repeats is None and not part.evaluation.num_repeats(count):
     print(
       'the parts of rounds are not timed, and nothing is predicted, for fewer '
-      f'than {evaluation_lib.FEWEST_TO_TIME} prompts; here are {num_prompts}: '
+      f'than {evaluation_lib.FEWEST_TO_TIME} prompts; here are {count}: '
       f'to time them, bind Evaluation.repeats = {evaluation_lib.REPEATS}',
       file=sys.stderr,
     )
@@ -174,14 +178,8 @@ def _say_untimed(num_prompts):
 def _show_so_far(part, journal):
   """Prints the table of the prompts that every method has decoded."""
   evaluation = dataclasses.replace(part.evaluation, num_seeds=1, refill=False)
-  decoded = 0
-  for i, batch in enumerate(evaluation.batches(len(part.prompts))):
-    keys = [turns.key(name, i) for name in evaluation.methods]
-    if not all(key in journal for key in keys):
-      break
-    decoded = batch.stop
-  if decoded:
-    table = table_lib.Table.of(evaluation, part.benchmark, decoded, journal)
+  if all(conversations.batches(journal, x) for x in evaluation.methods):
+    table = table_lib.Table.of(evaluation, part.benchmark, journal)
     results.show_so_far(table, len(part.prompts))
 
 
@@ -190,7 +188,6 @@ def _report(out, parts, journals, paper):
     table_lib.Table.of(
       part.evaluation,
       part.benchmark,
-      len(part.prompts),
       journal,
       part=part.name,
       provenance=part.provenance,
@@ -209,17 +206,12 @@ def _report(out, parts, journals, paper):
   results.show(out, tables, paper)
 
 
-def _profiles(part):
+def _profile(part):
+  """Returns the folder of the part's profile, None if none is asked for."""
   if not _PROFILE_DIR.value:
     return None
   folder = suite.folder(files.at(_PROFILE_DIR.value), part.name)
   return profiling.check(str(folder), part.evaluation)
-
-
-def _journal(folder, header):
-  cli.make_folder(folder)
-  journal = journal_lib.Journal(folder, header)
-  return journal if distributed.is_first() else None
 
 
 if __name__ == '__main__':

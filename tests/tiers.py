@@ -369,7 +369,7 @@ NIGHTS = (
   ),
   Night('training/test_dflash.py::test_losses*[dspark]'),
   Night('experiments/decoding/test_conversing.py::*conversation_is[skip]'),
-  Night('experiments/evaluation/test_warm_up.py::*300-1.0]'),
+  Night('experiments/evaluation/test_decoding.py::*300-1.0]'),
 )
 
 

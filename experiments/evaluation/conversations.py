@@ -1,59 +1,106 @@
 """Conversations of several turns, in which each method reads its own answers.
 
+A turn begins when all prompts have been through the turn before, so that its
+rows are batched, compiled, timed and journalled as those of the first turn are.
 As in Spec-Bench (Xia et al. 2401.07851), the whole conversation is prefilled
-anew for each turn, and a question's tokens and seconds are those of all turns.
+again for each turn, and a question's tokens and seconds are those of all turns.
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+import dataclasses
 import itertools
+from typing import Any
 
-import numpy as np
-
-from experiments.command import distributed
 from experiments.command import journal as journal_lib
 from experiments.decoding import prompts as prompts_lib
 from experiments.evaluation import evaluation as evaluation_lib
-from experiments.evaluation import turns as turns_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+  """The prompts that have a turn, and what the model reads in it.
+
+  Attributes:
+    number: of the turn, from 0.
+    prompts: the numbers of the prompts, in ascending order.
+    tokens: the tokens of each of them, by method and sample.
+  """
+
+  number: int
+  prompts: Sequence[int]
+  tokens: Mapping[tuple[str, int], Sequence[list[int]]]
+
+
+def key(method: str, call: int, turn: int = 0) -> tuple:
+  """Returns the journal's key of a batch and sample of a turn."""
+  return ('generation', method, call, *([turn] if turn else []))
+
+
+def numbers(
+  evaluation: evaluation_lib.Evaluation, prompts: Sequence[prompts_lib.Prompt]
+) -> range:
+  """Returns the numbers of the turns that are decoded, from 0."""
+  longest = 1 + max(len(prompt.next_turns) for prompt in prompts)
+  return range(min(longest, evaluation.max_turns or longest))
+
+
+def having(prompts: Sequence[prompts_lib.Prompt], turn: int) -> list[int]:
+  """Returns the numbers of the prompts that have a turn."""
+  return [i for i, one in enumerate(prompts) if len(one.next_turns) >= turn]
+
+
+def first(
+  evaluation: evaluation_lib.Evaluation, tokens: Sequence[list[int]]
+) -> Turn:
+  """Returns the first turn, in which all methods read the same tokens."""
+  samples = range(evaluation.samples)
+  both = itertools.product(evaluation.methods, samples)
+  return Turn(0, range(len(tokens)), dict.fromkeys(both, tokens))
 
 
 def later(
-  evaluation: evaluation_lib.Evaluation, prompts: Sequence[prompts_lib.Prompt]
-) -> range:
-  """Returns the numbers, from 0, of the turns after the first."""
-  longest = 1 + max(len(prompt.next_turns) for prompt in prompts)
-  return range(1, min(longest, evaluation.max_turns or longest))
-
-
-def turn(
   evaluation: evaluation_lib.Evaluation,
   prompts: Sequence[prompts_lib.Prompt],
   number: int,
-  journal: journal_lib.Journal | None,
-) -> turns_lib.Turn:
-  """Returns a turn after the first.
-
-  Args:
-    evaluation: answers the turn.
-    prompts: all prompts.
-    number: of the turn, from 0.
-    journal: holds all turns before; None in every process but the first, which
-      tells the others.
-  """
-  numbers = turns_lib.having(prompts, number)
+  journal: journal_lib.Journal,
+) -> Turn:
+  """Returns a turn after the first; the journal holds all turns before it."""
+  there = having(prompts, number)
   tokens = {}
   for name in evaluation.methods:
-    answers = {}
-    if journal is not None:
-      answers = _answers(evaluation, prompts, name, number, journal)
+    answers = _answers(journal, name, number)
     for sample in range(evaluation.samples):
-      rows = [
-        encode(evaluation, prompts[i], answers[i, sample])
-        for i in numbers
-        if answers
+      tokens[name, sample] = [
+        encode(evaluation, prompts[i], answers[i, sample]) for i in there
       ]
-      tokens[name, sample] = _from_first(rows, len(numbers))
-  return turns_lib.Turn(number, numbers, tokens)
+  return Turn(number, there, tokens)
+
+
+def batches(
+  journal: journal_lib.Journal, method: str
+) -> dict[tuple, dict[str, Any]]:
+  """Returns the records of a method's batches, turn by turn.
+
+  They are mapped from the rest of their keys, after the method.
+  """
+  start = key(method, 0)[:2]
+  found = [place for place, _ in journal.units() if place[:2] == start]
+  # Keys of the first turn end with the call.
+  found.sort(key=lambda place: (place[3:], place[2]))
+  return {place[2:]: journal[place] for place in found}
+
+
+def outputs(
+  journal: journal_lib.Journal, turn: int, method: str
+) -> list[list[int]]:
+  """Returns a method's tokens for each prompt that has a turn."""
+  return [
+    run['tokens']
+    for batch in batches(journal, method).values()
+    for run in batch['generations']
+    if run['turn'] == turn
+  ]
 
 
 def check(
@@ -66,10 +113,9 @@ def check(
       are too long, or a setting is for single turns; the message names the
       line.
   """
-  numbers = later(evaluation, [prompt])
-  if not numbers:
+  count = len(numbers(evaluation, [prompt]))
+  if count == 1:
     return
-  count = numbers[-1] + 1
   where = f'{path}, line {prompt.line}'
   for name, value in (
     ('refill', evaluation.refill),
@@ -86,7 +132,7 @@ def check(
       'to True, or decode first turns only with Evaluation.max_turns = 1'
     )
   try:
-    encode(evaluation, prompt, [[] for _ in numbers])
+    encode(evaluation, prompt, [[]] * (count - 1))
   except ValueError as error:
     raise ValueError(f'{where}: {error}') from error
 
@@ -128,38 +174,11 @@ def encode(
     del longest[-excess:]
 
 
-def decoded_later(
-  evaluation: evaluation_lib.Evaluation, journal: journal_lib.Journal
-) -> Iterator[tuple[int, int]]:
-  """Yields the calls of later turns that all methods made, as (call, turn)."""
-  for turn in itertools.count(1):
-    for call in itertools.count():
-      keys = [turns_lib.key(name, call, turn) for name in evaluation.methods]
-      if not all(key in journal for key in keys):
-        break
-      yield call, turn
-    if not call:
-      return
-
-
-def _answers(evaluation, prompts, name, number, journal):
+def _answers(journal, method, number):
   """Returns the answers before a turn, by prompt and sample."""
   found = collections.defaultdict(list)
-  for turn in range(number):
-    count = len(turns_lib.having(prompts, turn))
-    for call in range(evaluation.num_calls(count)):
-      for record in journal[turns_lib.key(name, call, turn)]['generations']:
-        found[record['prompt'], record['sample']].append(record['tokens'])
+  for batch in batches(journal, method).values():
+    for run in batch['generations']:
+      if run['turn'] < number:
+        found[run['prompt'], run['sample']].append(run['tokens'])
   return found
-
-
-def _from_first(rows, count) -> list[list[int]]:
-  """Returns the rows of tokens that the first process has, in every process."""
-  lengths = np.zeros(count, np.int32)
-  lengths[: len(rows)] = [len(row) for row in rows]
-  lengths = distributed.from_first(lengths)
-  tokens = np.zeros((count, lengths.max()), np.int32)
-  for row, values in zip(tokens, rows, strict=False):
-    row[: len(values)] = values
-  both = zip(distributed.from_first(tokens), lengths, strict=True)
-  return [row[:length].tolist() for row, length in both]

@@ -56,10 +56,6 @@ class Audit:
   bound: float
   is_tie: bool
 
-  def to_json(self) -> dict[str, Any]:
-    """Returns the audit as the journal and result.json hold it."""
-    return dataclasses.asdict(self)
-
 
 def audit(
   params: Params,
@@ -118,7 +114,7 @@ def audit(
   def read(model, width, firsts, batch_size):
     ends = np.full(fed.size, length, np.int32)
     ends[: len(firsts)] = firsts
-    logits, hidden = _behind(
+    logits, hidden = _last_output(
       params,
       *(fed, ends, np.int32(len(firsts))),
       model=model,
@@ -198,7 +194,7 @@ def _in_float32(model: Any) -> Any:
 @functools.partial(
   jax.jit, static_argnames=('model', 'chunk', 'width', 'batch_size')
 )
-def _behind(
+def _last_output(
   params, tokens, firsts, count, *, model, chunk, width, batch_size
 ) -> tuple[Array, Array]:
   """Returns the logits [V] and hidden vector [D] of the last of tokens [S].

@@ -20,12 +20,15 @@ import jax
 import numpy as np
 import optax
 
-from experiments import methods as methods_lib
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import units as units_lib
 from experiments.decoding import setup as setup_lib
-from experiments.evaluation import turns
+from experiments.evaluation import conversations
+from experiments.evaluation import evaluation as evaluation_lib
+from experiments.reporting import columns
+from experiments.reporting import ratios
+from experiments.reporting import rows as rows_lib
 from experiments.training import train_state
 import specsample
 from specsample import checks
@@ -35,6 +38,8 @@ from specsample.training import objective as objective_lib
 from specsample.training import online
 from specsample.types import Drafter, Output
 
+# Equal parts of a run that have a row each; fewer if there are fewer batches.
+_PARTS = 6
 # What is known after a batch, and the reports of its updates.
 Found = tuple[online.Learned, list[dict[str, Any]]]
 
@@ -83,42 +88,36 @@ def learner(
 
 
 def learners(
-  make: Mapping[str, Callable[..., online.Learner]],
-  methods: Mapping[str, methods_lib.Method],
-  samples: int,
+  evaluation: evaluation_lib.Evaluation,
 ) -> dict[str, online.Learner]:
-  """Returns the learner of each method that learns.
-
-  Args:
-    make: `Evaluation.learners`.
-    methods: those of the evaluation.
-    samples: how often each prompt is decoded.
+  """Returns the learner of each method that learns, by the method's name.
 
   Raises:
     ValueError: a method does not exist or cannot learn, or drafters cannot
       learn in this run.
   """
   found = {}
-  for name, of_drafter in make.items():
+  for name, make in evaluation.learners.items():
     learns = f'Evaluation.learners has {name!r}, but'
-    if name not in methods:
+    method = evaluation.methods.get(name)
+    if method is None:
       raise ValueError(f'{learns} no method has this name: correct it')
     if jax.process_count() > 1:
       raise ValueError(
         f'{learns} there are {jax.process_count()} processes, and drafters '
         'learn in one only: start one'
       )
-    if samples > 1:
+    if evaluation.samples > 1:
       raise ValueError(
-        f'{learns} num_seeds is {samples}: give 1, or it would draft for a '
-        'prompt from which it has learned'
+        f'{learns} num_seeds is {evaluation.samples}: give 1, or it would '
+        'draft for a prompt from which it has learned'
       )
-    if isinstance(methods[name].verify, specsample.verify.Certified):
+    if isinstance(method.verify, specsample.verify.Certified):
       raise ValueError(
         f'{learns} its rule is Certified, and updates drop the shadow that '
         'this needs: give another rule'
       )
-    found[name] = of_drafter(drafter=methods[name].drafter)
+    found[name] = make(drafter=method.drafter)
   return found
 
 
@@ -137,7 +136,21 @@ class Learning:
   setup: setup_lib.Setup
   learner: online.Learner
   journal: journal_lib.Journal
-  _known: online.Learned | None = None
+  known: online.Learned = dataclasses.field(init=False)
+
+  def __post_init__(self):
+    """Begins with what is known after all batches that the journal has.
+
+    Raises:
+      ValueError: the last checkpoint is absent or damaged.
+    """
+    self.known = online.init(self.setup.params, self.learner)
+    if self._batches:
+      step = max(batch['step'] for batch in self._batches)
+      train = self._checkpoints.restore(self.known.train, step)
+      self.known = dataclasses.replace(self.known, train=train)
+    elif self.folder.exists():
+      self.folder.rmtree()  # of a run whose journal has gone, or has no batch
 
   @property
   def folder(self) -> epath.Path:
@@ -147,24 +160,11 @@ class Learning:
 
   @property
   def _batches(self):
-    return self.journal.of(*turns.key(self.name, 0)[:2])
+    return conversations.batches(self.journal, self.name).values()
 
   @functools.cached_property
   def _checkpoints(self):
     return train_state.Checkpoints(self.folder / 'checkpoints')
-
-  def before(self, key: tuple | None) -> online.Learned:
-    """Returns what is known before a batch.
-
-    Args:
-      key: the journal's key of the batch before it, which an earlier run may
-        have decoded; None for the first batch.
-    """
-    if key is None and self.folder.exists():
-      self.folder.rmtree()  # of a run whose journal has gone, or has no batch
-    if self._known is None:
-      self._known = self._at(self.journal[key]['step'] if key else 0)
-    return self._known
 
   def decode(
     self,
@@ -190,39 +190,30 @@ class Learning:
   def warm_up(
     self, prompts: Sequence[list[int]], request_ids: Sequence[int]
   ) -> None:
-    """Compiles what `decode` runs, by decoding; nothing is learned yet."""
-    self.decode(prompts, request_ids, self._at(0))
+    """Compiles what `decode` runs, by decoding; nothing is kept."""
+    self.decode(prompts, request_ids, self.known)
 
   def learn(self, found: Found) -> dict[str, int]:
     """Keeps what `decode` found; returns what the journal records of it.
 
     The checkpoint before stays, in case of a kill before the journal has this.
     """
-    self._known, reports = found
-    self._checkpoints.save(self._known.train)
+    self.known, reports = found
+    self._checkpoints.save(self.known.train)
     return {
-      'step': int(self._known.train.step),
+      'step': int(self.known.train.step),
       'updates': len(reports),
       'undone': sum(not report['is_finite'] for report in reports),
     }
 
-  def last(self) -> online.Learned:
-    """Returns what is known after all batches that the journal has.
-
-    Raises:
-      ValueError: the last checkpoint is absent or damaged.
-    """
-    return self._at(max((one['step'] for one in self._batches), default=0))
-
   def saving(self) -> units_lib.Unit:
     """Returns the work of saving the drafter, once all batches are decoded."""
     folder = self.folder / 'drafter'
-    is_saved = (folder / card.NAME).exists()
     return units_lib.Unit(
       f'drafter of {self.name}',
       ('drafter', self.name),
-      functools.partial(self._save, None if is_saved else folder),
-      is_lost=not is_saved,
+      functools.partial(self._save, folder),
+      is_lost=not (folder / card.NAME).exists(),
     )
 
   def _save(self, folder):
@@ -230,19 +221,117 @@ class Learning:
       'learned': 'online, while drafting (experiments.evaluate)',
       'updates': sum(batch['updates'] for batch in self._batches),
     }
-    if folder is not None:
+    if not (folder / card.NAME).exists():
       specsample.save_drafter(
         folder,
         cast(trainable.Trainable, self.setup.method.drafter),
-        online.params_of(self.last(), self.learner)['drafter'],
+        online.params_of(self.known, self.learner)['drafter'],
         target=self.setup.target.fingerprint,
         card=facts | environment.describe(),
       )
     return facts
 
-  def _at(self, step: int) -> online.Learned:
-    known = online.init(self.setup.params, self.learner)
-    if step:
-      train = self._checkpoints.restore(known.train, step)
-      known = dataclasses.replace(known, train=train)
-    return known
+
+def methods(
+  evaluation: evaluation_lib.Evaluation,
+  learners: Mapping[str, online.Learner],
+  journal: journal_lib.Journal,
+) -> dict[str, Learning]:
+  """Returns the methods that learn, with what they learned in a run so far."""
+  return {
+    name: Learning(
+      name, evaluation.setup(evaluation.methods[name]), learner, journal
+    )
+    for name, learner in learners.items()
+  }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+  """A method over some batches in the order of decoding.
+
+  A method that learns has a twin, the first method with the same drafter and
+  rule that does not learn; the other methods have none.
+  """
+
+  method: str = columns.shown('method', 'as the configuration calls it')
+  batches: str = columns.shown('batches', 'the first and the last, from 1')
+  tokens: int = columns.shown('tokens', 'that were emitted')
+  acceptance: float | None = columns.shown(
+    'acceptance', 'as in the other tables', '.3f'
+  )
+  acceptance_ci95: list[float] | None
+  tokens_per_round: float = columns.shown(
+    'tokens per round', 'as in the other tables', '.3f'
+  )
+  tokens_per_round_ci95: list[float] | None
+  fixed: str | None = columns.shown('fixed', 'the twin of a method that learns')
+  acceptance_over_fixed: float | None = columns.shown(
+    'acceptance over fixed', "divided by the twin's", '.3f'
+  )
+  acceptance_over_fixed_ci95: list[float] | None
+  updates: int = columns.shown('updates', 'of the weights')
+  undone: int = columns.shown('undone', 'updates that gave NaN or infinity')
+
+
+WINDOW_NAMES = tuple(columns.of(Window))
+
+
+def windows(
+  evaluation: evaluation_lib.Evaluation,
+  batches: Mapping[str, Sequence[dict[str, Any]]],
+) -> list[Window]:
+  """Returns the windows of each method that drafts; none if none learns.
+
+  `batches` are the journal's records of each method, in order of decoding.
+  """
+  if not evaluation.learners:
+    return []
+  found = []
+  for name, method in evaluation.methods.items():
+    if not method.drafter.num_draft_tokens:
+      continue
+    twin = _twin(evaluation, name) if name in evaluation.learners else None
+    everything = np.arange(len(batches[name]))
+    parts = np.array_split(everything, min(_PARTS, everything.size))
+    for part in (everything, *parts):
+      records = [batches[name][i] for i in part]
+      runs = _generations(records)
+      measured = ratios.measure(runs)
+      ratio = ci95 = None
+      if twin is not None:
+        others = _generations([batches[twin][i] for i in part])
+        ratio, ci95 = ratios.ratio(runs, others, 'acceptance')
+      window = Window(
+        method=name,
+        batches=f'{part[0] + 1} to {part[-1] + 1}',
+        tokens=sum(len(run.tokens) for run in runs),
+        acceptance=measured['acceptance'],
+        acceptance_ci95=measured['acceptance_ci95'],
+        tokens_per_round=measured['tokens_per_round'],
+        tokens_per_round_ci95=measured['tokens_per_round_ci95'],
+        fixed=twin,
+        acceptance_over_fixed=ratio,
+        acceptance_over_fixed_ci95=ci95,
+        updates=sum(record.get('updates', 0) for record in records),
+        undone=sum(record.get('undone', 0) for record in records),
+      )
+      found.append(window)
+  return found
+
+
+def _twin(evaluation, name) -> str | None:
+  method = evaluation.methods[name]
+  for other, one in evaluation.methods.items():
+    same = one.drafter == method.drafter and one.verify == method.verify
+    if same and other not in evaluation.learners:
+      return other
+  return None
+
+
+def _generations(records):
+  return [
+    rows_lib.Generation.from_json(generation)
+    for record in records
+    for generation in record['generations']
+  ]

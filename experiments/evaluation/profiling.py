@@ -5,7 +5,7 @@ docs/profile.md says how to look at them.
 
 from collections.abc import Sequence
 import pathlib
-import re
+import urllib.parse
 
 import jax
 
@@ -18,8 +18,8 @@ def check(folder: str, evaluation: evaluation_lib.Evaluation) -> pathlib.Path:
   """Creates the folder of --profile_dir, and returns it.
 
   Raises:
-    ValueError: the folder cannot be written on this machine, the name of a
-      method cannot be the name of a folder, or a method learns.
+    ValueError: the folder cannot be written on this machine, or a method
+      learns.
   """
   if evaluation.learners:
     raise ValueError(
@@ -32,12 +32,6 @@ def check(folder: str, evaluation: evaluation_lib.Evaluation) -> pathlib.Path:
       f'--profile_dir={folder} is in a bucket: give a local folder, and copy '
       'it there later'
     )
-  for name in evaluation.methods:
-    if not re.fullmatch(r'\w[\w .,+=-]*', name):
-      raise ValueError(
-        f'method {name!r} cannot be the name of a folder in --profile_dir: '
-        'name it with letters, digits and -'
-      )
   local = pathlib.Path(folder)
   try:
     local.mkdir(parents=True, exist_ok=True)
@@ -74,8 +68,9 @@ def write(
     for name, method in evaluation.methods.items():
       step(f'profile, {name}')
       generate = lambda method=method: jax.block_until_ready(
-        evaluation.generate(method, prompts, range(len(prompts)))
+        evaluation.decode(method, prompts, range(len(prompts)))[0]
       )
       generate()
-      with jax.profiler.trace(str(folder / name), profiler_options=options):
+      of_method = folder / urllib.parse.quote(name, safe=' ,+=')
+      with jax.profiler.trace(str(of_method), profiler_options=options):
         generate()

@@ -18,8 +18,8 @@ from experiments.command import clock
 from experiments.command import journal as journal_lib
 from experiments.command import units as units_lib
 from experiments.evaluation import audits
+from experiments.evaluation import conversations
 from experiments.evaluation import evaluation as evaluation_lib
-from experiments.evaluation import turns as turns_lib
 from experiments.reporting import ratios
 from experiments.reporting import rows as rows_lib
 import specsample
@@ -60,29 +60,22 @@ def units(
 
 def audit_units(
   evaluation: evaluation_lib.Evaluation,
-  tokens: Sequence[list[int]],
-  journal: journal_lib.Journal | None,
-) -> list[units_lib.Unit]:
-  """Returns the audits of greedy outputs that differ from static batches'.
+  turn: conversations.Turn,
+  journal: journal_lib.Journal,
+) -> Iterator[units_lib.Unit]:
+  """Yields the audits of greedy outputs that differ from static batches'.
 
   Lossy rules may emit other tokens than the most likely ones, so their outputs
-  are not audited. The arguments are those of `audits.units`.
+  are not audited. `turn` is the only one.
   """
   if not evaluation.refill or evaluation.sampling.temperature != 0:
-    return []
-  found: list[audits.Parting] = []
-  if journal is not None:
-    turn = turns_lib.first(evaluation.methods, 1, tokens)
-    for name, method in evaluation.methods.items():
-      if method.verify.lossless:
-        found += audits.partings(
-          label(name),
-          journal[KIND, name, 0]['tokens'],
-          audits.outputs(evaluation, turn, journal, name),
-        )
-  methods = {label(name): one for name, one in evaluation.methods.items()}
-  labelled = dataclasses.replace(evaluation, methods=methods)
-  return audits.units_alone(labelled, tokens, found)
+    return
+  for name, method in evaluation.methods.items():
+    if method.verify.lossless:
+      static = conversations.outputs(journal, turn.number, name)
+      again = journal[KIND, name, 0]['tokens']
+      for found in audits.first_differences(again, static):
+        yield audits.unit(evaluation, name, turn, found, label(name))
 
 
 def fields(

@@ -9,12 +9,12 @@ import rich.text
 
 from experiments import methods as methods_lib
 from experiments.evaluation import audits
+from experiments.evaluation import learning
 from experiments.evaluation import papers
 from experiments.evaluation import plots
 from experiments.evaluation import suite
 from experiments.evaluation import summary
 from experiments.evaluation import table as table_lib
-from experiments.evaluation import windows as windows_lib
 from experiments.reporting import columns
 from experiments.reporting import figures
 from experiments.reporting import files
@@ -126,7 +126,7 @@ def _show(table: table_lib.Table) -> None:
     shown.print(detail)
   if table.windows:
     shown.print('Drafts in the whole run and in parts of it\n')
-    shown.print(columns.table(table.windows, windows_lib.NAMES))
+    shown.print(columns.table(table.windows, learning.WINDOW_NAMES))
   if methods_lib.BASELINE not in table.generations:
     shown.print(
       f'no method is called {methods_lib.BASELINE}, so there is nothing to '

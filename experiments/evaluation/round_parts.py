@@ -4,18 +4,24 @@ They are timed a few rounds at a time, between batches that are evenly spread
 over the run, so that a machine that becomes faster or slower affects both.
 After a long prompt a pass over a draft takes longer, so the parts are timed
 after short, middling and long prompts.
+
+The speedup that the parts predict uses nothing that was timed as a whole: of
+the generations only tokens and rounds are counted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
 
 from experiments.command import journal as journal_lib
 from experiments.decoding import setup as setup_lib
-from experiments.evaluation import predicted_speedup
+from experiments.reporting import rows as rows_lib
 from experiments.timing import round_times
+import specsample
+from specsample.loop import request
 
 # The first part of the journal's keys; the method and the turn follow.
 KIND = 'parts'
@@ -60,7 +66,7 @@ def measure(
   times = round_times.times(setup, tokens, repeats=repeats)
   return dataclasses.asdict(times) | {
     'kind': times.kind.value,
-    'prefill_tokens': predicted_speedup.fed_tokens(
+    'prefill_tokens': fed_tokens(
       [len(row) for row in tokens], setup.least_width
     ),
   }
@@ -76,9 +82,110 @@ def means(journal: journal_lib.Journal, name: str) -> dict[str, Any]:
   return means | {'draft_ms': draft_ms, 'overhead_ms': rest}
 
 
+def speedup(
+  runs: Sequence[rows_lib.Generation],
+  baseline: Sequence[rows_lib.Generation],
+  parts: Mapping[str, Any],
+  least_width: int = 1,
+) -> float | None:
+  """Returns the baseline's predicted time per token over the method's.
+
+  The result is None if either of them emitted nothing, if noise hid the time of
+  a round, or if a prefill is needed and its time is unknown, because the
+  typical prompts are one token each. `parts` are the method's, as the journal
+  has them; `least_width` is as for `fed_tokens`.
+  """
+  if not (_num_tokens(runs) and _num_tokens(baseline)):
+    return None
+  if not parts['prefill_tokens'] and any(
+    fed_tokens([run.prompt_tokens]) for run in runs
+  ):
+    return None
+  round_ms = parts['draft_ms'] + sum(
+    round_times.by_drafts(parts[part], _most_drafts(runs))
+    for part in ('verify_ms', 'overhead_ms')
+  )
+  plain_ms = np.full(_most_drafts(baseline) + 1, parts['plain_ms'])
+  # Nothing is fed if all prompts are one token each.
+  fed = max(parts['prefill_tokens'], 1)
+  own = _ms_per_token(runs, round_ms, parts['prefill_ms'] / fed, least_width)
+  plain = _ms_per_token(
+    baseline, plain_ms, parts['plain_prefill_ms'] / fed, least_width
+  )
+  return plain / own if min(plain, own) > 0 else None
+
+
+def mean_ms(
+  runs: Sequence[rows_lib.Generation], by_width: Mapping[str, float]
+) -> float:
+  """Returns the mean time of a part over the rounds of generations."""
+  counts = np.sum([rounds_by_drafts(rows) for rows in batches(runs)], axis=0)
+  of_rounds = round_times.by_drafts(by_width, _most_drafts(runs))
+  return float(np.average(of_rounds, weights=counts))
+
+
+def batches(
+  runs: Sequence[rows_lib.Generation],
+) -> list[list[rows_lib.Generation]]:
+  """Returns the generations of each batch."""
+  of_batch = itertools.groupby(runs, lambda run: run.call)
+  return [list(rows) for _, rows in of_batch]
+
+
+def rounds_by_drafts(rows: Sequence[rows_lib.Generation]) -> np.ndarray:
+  """Counts the rounds of a batch by the drafts of its widest row, [K + 1].
+
+  The counts are exact for one row. A row's own counts do not say which of its
+  rounds were wide. Several rows are therefore assumed to draft independently of
+  each other, with the same distribution in all rounds of a row, and the counts
+  are expectations.
+  """
+  most = max(run.stats.rounds for run in rows)
+  # In each round, the chance that no row drafts more than i tokens.
+  at_most = np.ones((most, _most_drafts(rows) + 1))
+  for run in rows:
+    # A row that is done drafts nothing.
+    share = np.cumsum(run.stats.proposed) / max(run.stats.rounds, 1)
+    at_most[: run.stats.rounds] *= share
+  return np.diff(at_most.sum(axis=0), prepend=0)
+
+
+def fed_tokens(prompt_tokens: Sequence[int], least_width: int = 1) -> int:
+  """Returns how many tokens of a row the prefill feeds, given prompt lengths.
+
+  It feeds whole chunks, as many as the longest prompt of the batch needs.
+
+  Args:
+    prompt_tokens: the length of each prompt.
+    least_width: the width to which shorter prompts are padded.
+  """
+  longest = max(prompt_tokens)
+  padded, _ = specsample.pad_prompts([[0] * longest])
+  chunk = min(request.PREFILL_CHUNK, max(padded.shape[1], least_width))
+  return -(-(longest - 1) // chunk) * chunk
+
+
 def _mean(found: Sequence[Any]) -> Any:
   """Averages numbers, within dictionaries too; text is the same in all."""
   first = found[0]
   if isinstance(first, dict):
     return {name: _mean([one[name] for one in found]) for name in first}
   return first if isinstance(first, str) else float(np.mean(found))
+
+
+def _ms_per_token(runs, round_ms, ms_per_fed_token, least_width):
+  total = 0.0
+  for rows in batches(runs):
+    fed = fed_tokens([run.prompt_tokens for run in rows], least_width)
+    total += ms_per_fed_token * fed
+    # Rows that are done wait for the last row.
+    total += float(rounds_by_drafts(rows) @ round_ms)
+  return total / _num_tokens(runs)
+
+
+def _most_drafts(runs):
+  return len(runs[0].stats.proposed) - 1
+
+
+def _num_tokens(runs):
+  return sum(len(run.tokens) for run in runs)

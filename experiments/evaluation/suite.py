@@ -11,8 +11,10 @@ from experiments.command import config
 from experiments.decoding import prompts as prompts_lib
 from experiments.evaluation import conversations
 from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import learning
 from experiments.tasks import human_eval
 from experiments.tasks import source as source_lib
+from specsample.training import online
 
 # The prompts that are decoded if there is neither a task nor --prompts.
 _PROMPTS = 'experiments/data/prompts.jsonl'
@@ -52,6 +54,7 @@ class Part:
   tokens: list[list[int]]  # of each prompt, as the model reads it
   # The task's data set, as it was when it was read; None without a task.
   provenance: source_lib.Provenance | None
+  learners: dict[str, online.Learner]  # by the methods that learn
 
 
 def parts(
@@ -95,9 +98,15 @@ def parts(
     for prompt in prompts:
       conversations.check(evaluation, where, prompt)
     evaluation.check(tokens)
-    provenance = None if task is None else task.source.provenance()
     yield Part(
-      *(name, evaluation, configured, benchmark, prompts, tokens, provenance)
+      name,
+      evaluation,
+      configured,
+      benchmark,
+      prompts,
+      tokens,
+      provenance=None if task is None else task.source.provenance(),
+      learners=learning.learners(evaluation),
     )
 
 

@@ -10,13 +10,12 @@ from experiments import methods as methods_lib
 from experiments.command import journal as journal_lib
 from experiments.evaluation import audits
 from experiments.evaluation import conversations
+from experiments.evaluation import decoding
 from experiments.evaluation import evaluation as evaluation_lib
-from experiments.evaluation import predicted_speedup
+from experiments.evaluation import learning
 from experiments.evaluation import refilled
-from experiments.evaluation import round_parts as parts_lib
+from experiments.evaluation import round_parts
 from experiments.evaluation import scoring
-from experiments.evaluation import turns
-from experiments.evaluation import windows as windows_lib
 from experiments.reporting import ratios
 from experiments.reporting import rows as rows_lib
 from experiments.tasks import source as source_lib
@@ -31,7 +30,11 @@ _OF_TIME = (
   *('ms_per_token', 'ms_per_token_ci95', 'speedup', 'speedup_ci95'),
   *_OF_PROMPTS,
 )
-_BY_WIDTH = 'verify_ms_by_width'
+# Those of the parts of a round.
+_OF_PARTS = (
+  *('prefill_ms', 'draft_ms', 'verify_ms', 'verify_ms_by_width'),
+  *('overhead_ms', 'predicted_speedup', 'cost_ratio', 'leviathan_speedup'),
+)
 
 
 def on_one_machine(tables: Sequence['Table']) -> list['Table']:
@@ -61,28 +64,30 @@ class Table:
   refilled: dict[str, list[dict[str, Any]]] = dataclasses.field(
     default_factory=dict
   )
-  # The acceptance in parts of the run, if a method learns; see `windows`.
-  windows: Sequence[windows_lib.Window] = ()
+  # The acceptance in parts of the run, if a method learns.
+  windows: Sequence[learning.Window] = ()
 
   @classmethod
   def of(
     cls,
     evaluation: evaluation_lib.Evaluation,
     benchmark: str,
-    num_prompts: int,
     journal: journal_lib.Journal,
     part: str = '',
     provenance: source_lib.Provenance | None = None,
   ) -> 'Table':
-    """Returns the table of a finished journal; `part` is as in `rows.Row`.
+    """Returns the table of what all methods have decoded.
 
-    Of later turns, what all methods have decoded counts.
+    `part` is as in `rows.Row`.
     """
-    calls = [(call, 0) for call in range(evaluation.num_calls(num_prompts))]
-    calls += conversations.decoded_later(evaluation, journal)
+    decoded = {x: conversations.batches(journal, x) for x in evaluation.methods}
     batches = {
-      name: [journal[turns.key(name, call, turn)] for call, turn in calls]
-      for name in evaluation.methods
+      name: [
+        batch
+        for place, batch in of_method.items()
+        if all(place in others for others in decoded.values())
+      ]
+      for name, of_method in decoded.items()
     }
     return cls(
       evaluation,
@@ -97,12 +102,12 @@ class Table:
         for name in evaluation.methods
       },
       parts={
-        name: parts_lib.means(journal, name)
+        name: round_parts.means(journal, name)
         for name in evaluation.methods
-        if journal.of(parts_lib.KIND, name)
+        if journal.of(round_parts.KIND, name)
       },
       memory_bandwidth=max(
-        once['bytes_per_second'] for once in journal.of(evaluation_lib.MEMORY)
+        once['bytes_per_second'] for once in journal.of(decoding.MEMORY)
       ),
       scores={
         name: {score['name']: score for score in journal[key]['scores']}
@@ -117,9 +122,7 @@ class Table:
         for name in evaluation.methods
         if evaluation.refill
       },
-      windows=windows_lib.of_run(
-        evaluation.methods, evaluation.online_learners, batches
-      ),
+      windows=learning.windows(evaluation, batches),
     )
 
   @functools.cached_property
@@ -141,42 +144,29 @@ class Table:
 
   @functools.cached_property
   def mismatches(self) -> dict[str, rows_lib.Mismatches]:
-    """The mismatches of the methods that must give the baseline's tokens.
-
-    These are the lossless methods, if decoding is greedy and has a baseline.
-    """
-    if (
-      methods_lib.BASELINE not in self.generations
-      or self.evaluation.sampling.temperature != 0
-    ):
-      return {}
-    baseline = self.generations[methods_lib.BASELINE]
+    """The mismatches of the methods that must give the baseline's tokens."""
     found = {}
-    for name, method in self.evaluation.methods.items():
-      if not method.verify.lossless or name == methods_lib.BASELINE:
-        continue
-      runs = self.generations[name]
-      same = turns.comparable(runs, baseline)
-      outputs, expected = (
-        [run.tokens for run in itertools.compress(of_method, same)]
-        for of_method in (runs, baseline)
-      )
-      found[name] = audits.mismatches(name, outputs, expected, self.divergences)
+    for name in audits.compared(self.evaluation):
+      baseline = self.generations[methods_lib.BASELINE]
+      pairs = zip(self.generations[name], baseline, strict=True)
+      # What follows the first difference of a conversation is not compared: the
+      # methods have then read different answers.
+      different = {run.prompt for run, x in pairs if run.tokens != x.tokens}
+      found[name] = audits.mismatches(name, len(different), self.divergences)
     return found
 
   @functools.cached_property
   def refilled_mismatches(self) -> dict[str, rows_lib.Mismatches]:
     """The mismatches of refilled rows with static batches, by `label`."""
-    return {
-      (label := refilled.label(name)): audits.mismatches(
-        label,
-        # The second repeat has the same random streams.
-        records[0]['tokens'],
-        [run.tokens for run in self.generations[name] if not run.sample],
-        self.divergences,
-      )
-      for name, records in self.refilled.items()
-    }
+    found = {}
+    for name, records in self.refilled.items():
+      runs = [run for run in self.generations[name] if not run.sample]
+      # The second repeat has the same random streams.
+      pairs = zip(records[0]['tokens'], runs, strict=True)
+      different = sum(tokens != run.tokens for tokens, run in pairs)
+      label = refilled.label(name)
+      found[label] = audits.mismatches(label, different, self.divergences)
+    return found
 
   def _row(self, name: str, category: str) -> rows_lib.Row:
     method = self.evaluation.methods[name]
@@ -184,34 +174,15 @@ class Table:
     baseline = None
     if methods_lib.BASELINE in self.generations:
       baseline = self._of_category(methods_lib.BASELINE, category)
-    measured = ratios.row_fields(runs, baseline)
+    measured = ratios.row_fields(runs, baseline) | dict.fromkeys(_OF_PARTS)
     if self.evaluation.batch_size > 1:
       # The time of a single prompt is unknown, and so is that of a category if
       # batches mix categories.
       measured |= dict.fromkeys(_OF_PROMPTS)
       if self._are_mixed(name, category):
         measured |= dict.fromkeys(_OF_TIME)
-    mismatches = (
-      self.mismatches.get(name) if category == rows_lib.OVERALL else None
-    )
-    if category == rows_lib.OVERALL and name in self.refilled:
-      measured |= refilled.fields(
-        [run for run in runs if not run.sample],
-        self.refilled[name],
-        self.refilled_mismatches[refilled.label(name)],
-      )
-    depth = len(measured['acceptance_by_position'])
-    ratio = (
-      self._cost_ratio(name, depth) if category == rows_lib.OVERALL else None
-    )
-    acceptance, by_formula = measured['acceptance'], None
-    # Answers of one token have no room for drafts, and so no acceptance rate.
-    if (
-      ratio is not None
-      and acceptance is not None
-      and self._drafts_chains_of_k(name, runs)
-    ):
-      by_formula = cost.leviathan_speedup(acceptance, depth, ratio)
+    if category == rows_lib.OVERALL:
+      measured |= self._compared(name) | self._parts_of(name, measured)
     return rows_lib.Row(
       method=name,
       drafter=methods_lib.file_name(method.drafter),
@@ -223,17 +194,25 @@ class Table:
       num_draft_tokens=method.drafter.num_draft_tokens,
       temperature=float(self.evaluation.sampling.temperature),
       batch_size=self.evaluation.batch_size,
-      predicted_speedup=self._predicted_speedup(name, category),
-      cost_ratio=ratio,
       percent_of_roofline=self._percent_of_roofline(name, category),
       part=self.part,
-      scores=self.scores.get(name, {}) if category == rows_lib.OVERALL else {},
-      leviathan_speedup=by_formula,
-      outputs_tied=mismatches.ties if mismatches else None,
-      outputs_differing=mismatches.not_ties if mismatches else None,
-      **self._parts_of(name, category),
       **measured,
     )
+
+  def _compared(self, name) -> dict[str, Any]:
+    """Returns fields about all outputs: how they compare, and their scores."""
+    fields: dict[str, Any] = {'scores': self.scores.get(name, {})}
+    if name in self.mismatches:
+      mismatches = self.mismatches[name]
+      fields['outputs_tied'] = mismatches.ties
+      fields['outputs_differing'] = mismatches.not_ties
+    if name in self.refilled:
+      fields |= refilled.fields(
+        [run for run in self.generations[name] if not run.sample],
+        self.refilled[name],
+        self.refilled_mismatches[refilled.label(name)],
+      )
+    return fields
 
   def _kind(self, name) -> str:
     if name in self.parts:
@@ -241,43 +220,56 @@ class Table:
     setup = self.evaluation.setup(self.evaluation.methods[name])
     return setup.draft_kind().value
 
-  def _parts_of(self, name, category) -> dict[str, Any]:
-    """Returns the times of a round's parts, as fields of a row.
+  def _parts_of(self, name, measured) -> dict[str, Any]:
+    """Returns the fields that follow from the times of a round's parts.
 
     They were timed over typical prompts, so nothing is known of a category's.
     """
-    found: dict[str, Any] = dict.fromkeys(
-      ('prefill_ms', 'draft_ms', 'verify_ms', 'overhead_ms', _BY_WIDTH)
-    )
-    if category != rows_lib.OVERALL or name not in self.parts:
-      return found
-    parts = self.parts[name]
-    found['prefill_ms'] = parts['prefill_ms']
+    if name not in self.parts:
+      return {}
+    runs, parts = self.generations[name], self.parts[name]
+    fields = {'prefill_ms': parts['prefill_ms']}
     if len(parts['verify_ms']) > 1:
-      found[_BY_WIDTH] = parts['verify_ms']
-    if self._is_as_timed(name):
-      runs = self.generations[name]
-      found['draft_ms'] = parts['draft_ms']
-      for part in ('verify_ms', 'overhead_ms'):
-        found[part] = predicted_speedup.mean_ms(runs, parts[part])
-    return found
-
-  def _is_as_timed(self, name) -> bool:
-    """Returns whether drafting took as long in every round as when timed.
-
-    It was timed at the beginning of an answer: later a policy drafts more or
-    less, and of two drafters one may not run. The width of the target's pass
-    may differ, because it is known.
-    """
+      fields['verify_ms_by_width'] = parts['verify_ms']
+    # Drafting was timed at the beginning of an answer: later a policy drafts
+    # more or less, and of two drafters one may not run. The width of the
+    # target's pass may differ, because it is known.
     drafter = self.evaluation.methods[name].drafter
-    return not isinstance(drafter, drafters.Adaptive | drafters.Either)
+    if isinstance(drafter, drafters.Adaptive | drafters.Either):
+      return fields
+    fields['draft_ms'] = parts['draft_ms']
+    for part in ('verify_ms', 'overhead_ms'):
+      fields[part] = round_parts.mean_ms(runs, parts[part])
+    if methods_lib.BASELINE in self.generations:
+      fields['predicted_speedup'] = round_parts.speedup(
+        runs,
+        self.generations[methods_lib.BASELINE],
+        parts,
+        self.evaluation.least_width,
+      )
+    # A whole plain round: the drafts' time also includes drawing and warping.
+    one_round = parts['plain_ms']
+    depth = len(measured['acceptance_by_position'])
+    # Noise may hide the time of a round.
+    if methods_lib.BASELINE in self.parts and depth and one_round > 0:
+      # Leviathan et al.'s c (2211.17192, section 3.3).
+      ratio = parts['draft_ms'] / depth / one_round
+      fields['cost_ratio'] = ratio
+      # Answers of one token have no room for drafts, and so no acceptance rate.
+      acceptance = measured['acceptance']
+      if acceptance is not None and self._drafts_chains_of_k(name):
+        fields['leviathan_speedup'] = cost.leviathan_speedup(
+          acceptance, depth, ratio
+        )
+    return fields
 
-  def _drafts_chains_of_k(self, name, runs) -> bool:
+  def _drafts_chains_of_k(self, name) -> bool:
     """Returns whether all rounds are as Leviathan et al.'s formula assumes.
 
     N-gram drafters draft only if they find a match, and trees draft siblings.
     At the end of a text there is no room for K drafts, whatever the drafter.
     """
+    runs = self.generations[name]
     num_drafts = self.evaluation.methods[name].drafter.num_draft_tokens
     room = self.evaluation.target.model.max_length
     limits = self.evaluation.limits([run.prompt for run in runs])
@@ -289,21 +281,6 @@ class Table:
       for run, limit in zip(runs, limits, strict=True)
     )
 
-  def _cost_ratio(self, name, depth) -> float | None:
-    """Returns Leviathan et al.'s c (2211.17192, section 3.3)."""
-    if (
-      methods_lib.BASELINE not in self.parts
-      or name not in self.parts
-      or not depth
-      or not self._is_as_timed(name)
-    ):
-      return None
-    # A whole plain round: the drafts' time also includes drawing and warping.
-    one_round = self.parts[name]['plain_ms']
-    if one_round <= 0:  # noise hid it
-      return None
-    return self.parts[name]['draft_ms'] / depth / one_round
-
   def _of_category(self, name, category):
     return [run for run in self.generations[name] if run.is_of(category)]
 
@@ -313,22 +290,6 @@ class Table:
     return any(
       run.call in within and not run.is_of(category)
       for run in self.generations[name]
-    )
-
-  def _predicted_speedup(self, name, category) -> float | None:
-    baseline = methods_lib.BASELINE
-    if (
-      category != rows_lib.OVERALL
-      or baseline not in self.generations
-      or name not in self.parts
-      or not self._is_as_timed(name)
-    ):
-      return None
-    return predicted_speedup.speedup(
-      self.generations[name],
-      self.generations[baseline],
-      self.parts[name],
-      self.evaluation.least_width,
     )
 
   def _percent_of_roofline(self, name, category) -> float | None:
@@ -368,24 +329,19 @@ class Table:
         caches += run.stats.rounds * read
       least = roofline.seconds(0, caches, 1)
       # One pass of the target serves all rows.
-      for drafted, passes in enumerate(
-        predicted_speedup.rounds_by_drafts(runs)
-      ):
+      for drafted, passes in enumerate(round_parts.rounds_by_drafts(runs)):
         width = cost.width_of(drafted, widths)
         least += roofline.seconds(passes, 0, len(runs) * (width + 1))
       return least / sum(run.seconds for run in runs)
 
-    least = {}
+    least: dict[str, list[float]] = {}
     for name, generations in self.generations.items():
       drafter = self.evaluation.methods[name].drafter
       widths = step.widths(target.model, drafter)
-      batches = itertools.groupby(generations, lambda run: run.call)
-      least[name] = [
-        ratio * run.seconds
-        for runs in (list(runs) for _, runs in batches)
-        for ratio in [of_batch(runs, widths)]
-        for run in runs
-      ]
+      least[name] = []
+      for runs in round_parts.batches(generations):
+        ratio = of_batch(runs, widths)
+        least[name] += [ratio * run.seconds for run in runs]
     return least
 
 

@@ -9,6 +9,8 @@ import pytest
 from experiments import methods
 from experiments.command import journal as journal_lib
 from experiments.evaluation import audits
+from experiments.evaluation import conversations
+from experiments.evaluation import decoding
 from experiments.evaluation import evaluation
 from experiments.evaluation import table
 from experiments.reporting import rows
@@ -52,11 +54,17 @@ def _journal(folder, outputs):
         log_probs=[-1.0] * len(tokens),
         seconds=1.0,
         stats=stats.Stats(len(tokens), 3, (0, 3), (0, 3)),
+        prompt=i,
       )
       value = {'generations': [generation.to_json()]}
       journal.add(('generation', method, i), value)
-  journal.add((evaluation.MEMORY, 0), {'bytes_per_second': 1.0})
+  journal.add((decoding.MEMORY, 0), {'bytes_per_second': 1.0})
   return journal
+
+
+def _units(evaluated, journal):
+  turn = conversations.first(evaluated, _PROMPTS)
+  return list(audits.units(evaluated, [turn], journal))
 
 
 def _best_and_last(evaluated, tokens):
@@ -75,7 +83,7 @@ def test_a_fault_and_an_early_end_differ(evaluated, tmp_path):
     tmp_path,
     {methods.BASELINE: baseline, 'ngram': outputs, 'lossy': outputs},
   )
-  units = audits.units(evaluated, _PROMPTS, journal)
+  units = _units(evaluated, journal)
   # A lossy method is expected to give other tokens.
   assert [unit.key for unit in units] == [
     (audits.KIND, 'ngram', 0),
@@ -97,7 +105,7 @@ def test_a_fault_and_an_early_end_differ(evaluated, tmp_path):
   assert (ended['token'], ended['text']) == (-1, None)
   assert (ended['verdict'], ended['audit']) == ('DIFFERS', None)
 
-  found = table.Table.of(evaluated, 'prompts', 2, journal)
+  found = table.Table.of(evaluated, 'prompts', journal)
   assert found.mismatches == {'ngram': rows.Mismatches(ties=0, errors=2)}
   first, second = audits.lines(found.divergences)
   assert 'ngram, prompt 1, token 2:' in first and 'DIFFERS' in first
@@ -120,11 +128,11 @@ def test_a_tie_is_no_fault(evaluated, tmp_path):
       'lossy': [_OUTPUT, _OUTPUT],
     },
   )
-  (unit,) = audits.units(tied, _PROMPTS, journal)
+  (unit,) = _units(tied, journal)
   journal.add(unit.key, unit.run())
   (found,) = journal.of(audits.KIND)
   assert (found['position'], found['verdict']) == (0, 'tie')
-  mismatches = table.Table.of(tied, 'prompts', 2, journal).mismatches
+  mismatches = table.Table.of(tied, 'prompts', journal).mismatches
   assert mismatches == {'ngram': rows.Mismatches(ties=1, errors=0)}
 
 
@@ -152,7 +160,7 @@ def test_penalties_are_part_of_what_is_audited(
     'lossy': [_OUTPUT, _OUTPUT],
   }
   journal = _journal(tmp_path, outputs)
-  (unit,) = audits.units(penalised, _PROMPTS, journal)
+  (unit,) = _units(penalised, journal)
   journal.add(unit.key, unit.run())
   (found,) = journal.of(audits.KIND)
   assert found['verdict'] == verdict
@@ -163,7 +171,7 @@ def test_what_no_audit_looked_into_is_no_tie(evaluated, tmp_path):
   outputs = {name: [_OUTPUT, _OUTPUT] for name in evaluated.methods}
   outputs['ngram'] = [_OUTPUT, _OUTPUT[::-1]]
   journal = _journal(tmp_path, outputs)
-  mismatches = table.Table.of(evaluated, 'prompts', 2, journal).mismatches
+  mismatches = table.Table.of(evaluated, 'prompts', journal).mismatches
   found = mismatches['ngram']
   assert found == rows.Mismatches(ties=0, errors=0, unaudited=1)
   assert found.not_ties == 1
@@ -179,14 +187,14 @@ def test_an_audit_without_room_leaves_the_rest(evaluated, tmp_path):
   outputs['ngram'] = [_OUTPUT, _OUTPUT[::-1]]
   journal = _journal(tmp_path, outputs)
   too_large = dataclasses.replace(evaluated, target=target)
-  (unit,) = audits.units(too_large, _PROMPTS, journal)
+  (unit,) = _units(too_large, journal)
   assert unit.run() is None
 
 
 def test_equal_outputs_leave_nothing_to_do(evaluated, tmp_path):
   outputs = {name: [_OUTPUT, _OUTPUT] for name in evaluated.methods}
   journal = _journal(tmp_path, outputs)
-  assert audits.units(evaluated, _PROMPTS, journal) == []
+  assert _units(evaluated, journal) == []
 
 
 def test_what_is_drawn_is_not_compared(evaluated, tmp_path):
@@ -196,8 +204,8 @@ def test_what_is_drawn_is_not_compared(evaluated, tmp_path):
   outputs = {name: [_OUTPUT, _OUTPUT] for name in evaluated.methods}
   outputs['ngram'] = [_OUTPUT, _OUTPUT[::-1]]
   journal = _journal(tmp_path, outputs)
-  assert audits.units(drawn, _PROMPTS, journal) == []
-  assert len(audits.units(evaluated, _PROMPTS, journal)) == 1
+  assert _units(drawn, journal) == []
+  assert len(_units(evaluated, journal)) == 1
 
 
 def test_few_of_many_are_shown_faults_first():

@@ -14,10 +14,10 @@ from experiments.command import units
 from experiments.decoding import prompts as prompts_lib
 from experiments.evaluation import audits
 from experiments.evaluation import conversations
+from experiments.evaluation import decoding
 from experiments.evaluation import evaluation
 from experiments.evaluation import generations
 from experiments.evaluation import table as table_lib
-from experiments.evaluation import turns
 from experiments.reporting import ratios
 from experiments.reporting import rows
 import specsample
@@ -55,33 +55,36 @@ def compared(checkpoint):
 
 @pytest.fixture(scope='module')
 def decoded(compared, tmp_path_factory):
-  """The journal of all turns, and the turns after the first."""
+  """The journal of all turns, and the turns."""
   journal = journal_lib.Journal(tmp_path_factory.mktemp('journal'), {})
-  later = _decode(compared, journal)
-  return journal, later
+  return journal, _decode(compared, journal)
 
 
 def _decode(compared, journal):
-  tokens = [compared.encode('', prompt) for prompt in _PROMPTS]
-  work = [
-    unit
-    for unit in evaluation.units(compared, _PROMPTS, tokens, journal=journal)
-    if unit.key[0] != evaluation.MEMORY
-  ]
-  later = []
-  for number in conversations.later(compared, _PROMPTS):
+  turns = []
+  for number in conversations.numbers(compared, _PROMPTS):
+    turns.append(
+      conversations.later(compared, _PROMPTS, number, journal)
+      if number
+      else conversations.first(compared, _encoded(compared, _PROMPTS))
+    )
+    work = [
+      unit
+      for unit in decoding.units(compared, _PROMPTS, turns[-1], journal, {})
+      if unit.key[0] != decoding.MEMORY
+    ]
     units.run(work, journal, progress.bar)
-    turn = conversations.turn(compared, _PROMPTS, number, journal)
-    later.append(turn)
-    work = list(evaluation.turn_units(compared, _PROMPTS, turn, journal))
-  units.run(work, journal, progress.bar)
-  return later
+  return turns
+
+
+def _encoded(compared, prompts):
+  return [compared.encode('', prompt) for prompt in prompts]
 
 
 def _table(compared, journal):
-  if (evaluation.MEMORY, 0) not in journal:
-    journal.add((evaluation.MEMORY, 0), {'bytes_per_second': 1.0})
-  return table_lib.Table.of(compared, 'asked', len(_PROMPTS), journal)
+  if (decoding.MEMORY, 0) not in journal:
+    journal.add((decoding.MEMORY, 0), {'bytes_per_second': 1.0})
+  return table_lib.Table.of(compared, 'asked', journal)
 
 
 def _answers(journal, method):
@@ -95,7 +98,7 @@ def _answers(journal, method):
 
 @pytest.mark.parametrize('method', ['ngram', 'lossy'])
 def test_the_own_answers_are_in_the_context(compared, decoded, method):
-  journal, (second, third) = decoded
+  journal, (_, second, third) = decoded
   tokenizer = compared.target.tokenizer
   answers = _answers(journal, method)
   said = lambda *key: tokenizer.decode(answers[key])
@@ -109,14 +112,13 @@ def test_the_own_answers_are_in_the_context(compared, decoded, method):
 
 
 def test_exact_methods_answer_all_turns_alike(compared, decoded):
-  journal, later = decoded
+  journal, turns = decoded
   plain = _answers(journal, methods.BASELINE)
   assert _answers(journal, 'ngram') == plain
   assert _answers(journal, 'lossy') != plain
   found = _table(compared, journal)
   assert found.mismatches == {'ngram': rows.Mismatches(0, 0)}
-  tokens = [compared.encode('', prompt) for prompt in _PROMPTS]
-  assert audits.units(compared, tokens, journal, later) == []
+  assert not list(audits.units(compared, turns, journal))
 
 
 def test_conversations_that_go_on_share_a_batch(decoded):
@@ -125,7 +127,7 @@ def test_conversations_that_go_on_share_a_batch(decoded):
   (second,) = journal.of('generation', 'ngram', 0, 1)
   assert [run['prompt'] for run in second['generations']] == [0, 2]
   assert [run['prompt_tokens'] for run in second['generations']] == [
-    len(row) for row in decoded[1][0].tokens['ngram', 0]
+    len(row) for row in decoded[1][1].tokens['ngram', 0]
   ]
 
 
@@ -193,7 +195,7 @@ def test_a_later_turn_is_audited_where_both_read_the_same(compared, tmp_path):
   asked = [_PROMPTS[0], _PROMPTS[2]]
   asked[0] = dataclasses.replace(asked[0], next_turns=('And?',))
   answers = {
-    # The first answers part in prompt 2, and the second ones in both.
+    # The first answers differ in prompt 2, and the second ones in both.
     methods.BASELINE: [[[5, 6], [5, 6]], [[7, 8], [7, 8]]],
     'ngram': [[[5, 6], [5, 9]], [[7, 9], [7, 9]]],
   }
@@ -204,19 +206,19 @@ def test_a_later_turn_is_audited_where_both_read_the_same(compared, tmp_path):
         run = rows.Generation(
           i, '', 1, tokens, [], 1.0, counts, prompt=i, turn=turn
         )
-        key = turns.key(name, i, turn)
+        key = conversations.key(name, i, turn)
         journal.add(key, {'generations': [run.to_json()]})
-  later = [conversations.turn(greedy, asked, 1, journal)]
-  tokens = [greedy.encode('', prompt) for prompt in asked]
-  parted = audits.units(greedy, tokens, journal, later)
-  assert [unit.key for unit in parted] == [
+  second = conversations.later(greedy, asked, 1, journal)
+  turns = conversations.first(greedy, _encoded(greedy, asked)), second
+  different = list(audits.units(greedy, turns, journal))
+  assert [unit.key for unit in different] == [
     (audits.KIND, 'ngram', 1),
     (audits.KIND, 'ngram', 0, 1),
   ]
-  journal.add(parted[1].key, found := parted[1].run())
+  journal.add(different[1].key, found := different[1].run())
   assert (found['prompt'], found['turn'], found['position']) == (1, 2, 1)
   # The audit reads what the turn has read: it finds the model's best token.
-  read = [*later[0].tokens['ngram', 0][0], 7]
+  read = [*second.tokens['ngram', 0][0], 7]
   logits, _ = model.apply(
     greedy.target.params, np.asarray([read]), model.init_cache(1, 0)
   )
@@ -238,8 +240,8 @@ def test_long_answers_lose_their_ends(compared):
 
 def test_only_as_many_turns_as_asked_for(compared):
   limited = dataclasses.replace(compared, max_turns=2)
-  assert list(conversations.later(limited, _PROMPTS)) == [1]
-  assert list(conversations.later(compared, _PROMPTS[1:2])) == []
+  assert list(conversations.numbers(limited, _PROMPTS)) == [0, 1]
+  assert list(conversations.numbers(compared, _PROMPTS[1:2])) == [0]
   with pytest.raises(ValueError, match='max_turns is 0: give at'):
     dataclasses.replace(compared, max_turns=0)
 

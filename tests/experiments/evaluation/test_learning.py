@@ -13,6 +13,8 @@ from safetensors import numpy as safetensors
 from experiments import methods
 from experiments.command import journal as journal_lib
 from experiments.decoding import prompts as prompts_lib
+from experiments.evaluation import conversations
+from experiments.evaluation import decoding
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import learning
 from experiments.evaluation import profiling
@@ -71,17 +73,26 @@ class Run:
   weights: dict
 
 
+def _learning(evaluation, journal):
+  learners = learning.learners(evaluation)
+  return learning.methods(evaluation, learners, journal)
+
+
+def _units(evaluation, journal, learns):
+  tokens = [evaluation.encode('', prompt) for prompt in _PROMPTS]
+  turn = conversations.first(evaluation, tokens)
+  return decoding.units(evaluation, _PROMPTS, turn, journal, learns)
+
+
 def _run(evaluation, out, kill_after=None):
   """Does what is missing; stops before the journal has unit `kill_after`."""
   out.mkdir(exist_ok=True)
   journal = journal_lib.Journal(out, {})
   for i in range(2):  # takes seconds to measure
-    if (evaluation_lib.MEMORY, i) not in journal:
-      journal.add((evaluation_lib.MEMORY, i), {'bytes_per_second': 1e9})
-  tokens = [evaluation.encode('', prompt) for prompt in _PROMPTS]
-  for unit in evaluation_lib.units(
-    evaluation, _PROMPTS, tokens, journal=journal
-  ):
+    if (decoding.MEMORY, i) not in journal:
+      journal.add((decoding.MEMORY, i), {'bytes_per_second': 1e9})
+  learns = _learning(evaluation, journal)
+  for unit in _units(evaluation, journal, learns):
     if unit.key in journal:
       continue
     value = unit.run()
@@ -89,18 +100,15 @@ def _run(evaluation, out, kill_after=None):
       journal.close()
       return None
     journal.add(unit.key, value)
-  saved = {}
-  for name, method in evaluation_lib.learning_methods(
-    evaluation, journal
-  ).items():
-    method.saving().run()
-    saved[name] = method.folder / 'drafter'
+  learns['learning'].saving().run()
   records = journal.of('generation', 'learning')
   journal.close()
   return Run(
-    table_lib.Table.of(evaluation, '', len(_PROMPTS), journal),
+    table_lib.Table.of(evaluation, '', journal),
     [{x: one[x] for x in ('step', 'updates', 'undone')} for one in records],
-    safetensors.load_file(saved['learning'] / 'drafter.safetensors'),
+    safetensors.load_file(
+      out / 'learned' / 'learning' / 'drafter' / 'drafter.safetensors'
+    ),
   )
 
 
@@ -152,10 +160,9 @@ def test_a_kill_loses_nothing_that_was_learned(evaluation, whole, tmp_path):
   for name, expected in whole.weights.items():
     np.testing.assert_array_equal(resumed.weights[name], expected)
   journal = journal_lib.Journal(tmp_path, {})
-  (method,) = evaluation_lib.learning_methods(evaluation, journal).values()
-  shutil.rmtree(method.folder / 'checkpoints')
+  shutil.rmtree(tmp_path / 'learned' / 'learning' / 'checkpoints')
   with pytest.raises(ValueError, match='is damaged, or belongs to another run'):
-    method.last()
+    _learning(evaluation, journal)
 
 
 def test_nothing_is_compiled_while_it_is_timed(
@@ -163,8 +170,7 @@ def test_nothing_is_compiled_while_it_is_timed(
 ):
   evaluation = dataclasses.replace(evaluation, max_new_tokens=70)
   journal = journal_lib.Journal(tmp_path, {})
-  tokens = [evaluation.encode('', prompt) for prompt in _PROMPTS]
-  work = evaluation_lib.units(evaluation, _PROMPTS, tokens, journal=journal)
+  work = _units(evaluation, journal, _learning(evaluation, journal))
   first = next(x for x in work if x.key == ('generation', 'learning', 0))
   count = lambda: [*num_compiled(), online._learn._cache_size()]
   before = count()
@@ -193,7 +199,7 @@ def test_updates_that_come_to_no_number_are_undone(evaluation, tmp_path):
 
 def _refused(evaluation, message, **settings):
   with pytest.raises(ValueError, match=message):
-    dataclasses.replace(evaluation, **settings)
+    learning.learners(dataclasses.replace(evaluation, **settings))
 
 
 def test_what_cannot_learn_is_refused(evaluation):

@@ -12,6 +12,7 @@ from experiments.command import journal as journal_lib
 from experiments.decoding import prompts as prompts_lib
 from experiments.evaluation import audits
 from experiments.evaluation import conversations
+from experiments.evaluation import decoding
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import refilled
 from experiments.evaluation import summary
@@ -133,7 +134,7 @@ def _decoded(folder, target, temperature=0.0):
   of_batch = [_ANSWER, [7, *_ANSWER[1:]], [7, *_ANSWER[1:]]]
   again = [_ANSWER, [8, *_ANSWER[1:]], [0, *_ANSWER[1:]]]
   journal = journal_lib.Journal(folder, {})
-  journal.add((evaluation_lib.MEMORY, 0), {'bytes_per_second': 1.0})
+  journal.add((decoding.MEMORY, 0), {'bytes_per_second': 1.0})
   for name in evaluation.methods:
     generations = [
       rows_lib.Generation(
@@ -156,12 +157,13 @@ def _decoded(folder, target, temperature=0.0):
 
 
 def _table(evaluation, journal):
-  return table_lib.Table.of(evaluation, 'prompts', len(_PROMPTS), journal)
+  return table_lib.Table.of(evaluation, 'prompts', journal)
 
 
 def test_differences_are_audited(in_bfloat16, tmp_path):
   evaluation, journal = _decoded(tmp_path, in_bfloat16)
-  tie, fault = refilled.audit_units(evaluation, _PROMPTS, journal)
+  turn = conversations.first(evaluation, _PROMPTS)
+  tie, fault = refilled.audit_units(evaluation, turn, journal)
   # A lossy rule may emit other tokens than the most likely ones.
   assert tie.key == (audits.KIND, 'ngram, refilled', 1)
   assert fault.key == (audits.KIND, 'ngram, refilled', 2)
@@ -187,7 +189,8 @@ def test_differences_are_audited(in_bfloat16, tmp_path):
 
 def test_what_is_drawn_is_not_audited(in_bfloat16, tmp_path):
   evaluation, journal = _decoded(tmp_path, in_bfloat16, temperature=1.0)
-  assert refilled.audit_units(evaluation, _PROMPTS, journal) == []
+  turn = conversations.first(evaluation, _PROMPTS)
+  assert not list(refilled.audit_units(evaluation, turn, journal))
   row, *_ = _table(evaluation, journal).rows
   assert row.refilled_differing == 2
 
@@ -213,7 +216,7 @@ def _evaluation(checkpoint, model, **kwargs):
 # than prompts.
 @pytest.mark.parametrize('batch_size', [1, 3, 9])
 def test_nothing_is_compiled_while_it_is_timed(
-  checkpoint, num_compiled, batch_size
+  checkpoint, num_compiled, tmp_path, batch_size
 ):
   model = hash_model.HashModel(vocab_size=16, seed=batch_size)
   sampling = specsample.Sampling(temperature=1.0)
@@ -222,7 +225,9 @@ def test_nothing_is_compiled_while_it_is_timed(
   )
   tokens = [[1] * size for size in (5, 6, 40, 7, 70, 8, 100)]
   prompts = [prompts_lib.Prompt(str(i), '', '', i) for i in range(len(tokens))]
-  _, *static, _ = evaluation_lib.units(evaluation, prompts, tokens)
+  turn = conversations.first(evaluation, tokens)
+  journal = journal_lib.Journal(tmp_path, {})
+  _, *static, _ = decoding.units(evaluation, prompts, turn, journal, {})
   (unit,) = refilled.units(evaluation, tokens, 0)
   outputs = []
   for one in (unit, *static):

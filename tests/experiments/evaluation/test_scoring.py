@@ -1,11 +1,7 @@
-"""Scores of answers: which are missing, and which process decides."""
+"""Scores of answers, and which are missing."""
 
 import contextlib
 import dataclasses
-import pathlib
-import socket
-import subprocess
-import sys
 import types
 
 import pytest
@@ -14,6 +10,7 @@ from experiments import methods
 from experiments.command import journal as journal_lib
 from experiments.command import units
 from experiments.decoding import prompts as prompts_lib
+from experiments.evaluation import decoding
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import scoring
 from experiments.reporting import rows
@@ -21,25 +18,8 @@ from experiments.tasks import task as task_lib
 import specsample
 from specsample import stats
 
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
-_TIMEOUT = 300
 _METHODS = ('autoregressive', 'ngram')
 _PROMPT = prompts_lib.Prompt('0', prompts_lib.NO_CATEGORY, 'a', 1, 'b')
-# The program of two processes; only in one of them can the task score.
-_PROCESS = """
-import sys, types
-import jax
-process = int(sys.argv[1])
-jax.distributed.initialize(sys.argv[2], 2, process)
-from experiments.evaluation import scoring
-for scores_in in range(2):
-  missing = None if process == scores_in else 'a package is missing'
-  task = types.SimpleNamespace(unscored=lambda: missing)
-  evaluation = types.SimpleNamespace(
-    task=task, methods={'ngram': None}, samples=1
-  )
-  print('units', [unit.label for unit in scoring.units(evaluation, [], None)])
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +27,12 @@ class _Length:
   """Scores the length of answers, or fails if a word is in `broken`."""
 
   broken: frozenset[str] = frozenset()
+  missing: str | None = None
   name: str = 'Length'
   chat: bool = True
 
   def unscored(self):
-    return None
+    return self.missing
 
   def score(self, prompts, answers):
     (samples,) = answers
@@ -89,7 +70,7 @@ def _generation(text):
 def journal(tmp_path):
   """The journal of a run that has decoded."""
   opened = journal_lib.Journal(tmp_path, {})
-  opened.add((evaluation_lib.MEMORY, 0), {'bytes_per_second': 1.0})
+  opened.add((decoding.MEMORY, 0), {'bytes_per_second': 1.0})
   for name in _METHODS:
     record = _generation(name).to_json()
     opened.add(('generation', name, 0), {'generations': [record]})
@@ -109,6 +90,8 @@ def _score(evaluation, journal):
 
 def test_what_could_not_be_scored_is_when_the_run_goes_on(journal):
   broken = _evaluation(broken=frozenset({'ngram'}))
+  unscored = _evaluation(missing='a package is missing')
+  assert _score(unscored, journal) == [f'scores, {name}' for name in _METHODS]
   assert _score(broken, journal) == [f'scores, {name}' for name in _METHODS]
   keys = {name: scoring.key(broken, name) for name in _METHODS}
   assert {name: key in journal for name, key in keys.items()} == {
@@ -118,29 +101,3 @@ def test_what_could_not_be_scored_is_when_the_run_goes_on(journal):
   assert _score(_evaluation(), journal) == ['scores, ngram']
   (score,) = journal[keys['ngram']]['scores']
   assert score == {'name': 'length', 'value': 5.0, 'ci95': None}
-
-
-def test_two_processes_go_by_the_first():
-  with socket.create_server(('localhost', 0)) as server:
-    address = f'localhost:{server.getsockname()[1]}'
-  processes = [
-    subprocess.Popen(
-      [sys.executable, '-c', _PROCESS, str(process), address],
-      cwd=_ROOT,
-      stdout=subprocess.PIPE,
-      text=True,
-    )
-    for process in range(2)
-  ]
-  try:
-    printed = [
-      process.communicate(timeout=_TIMEOUT)[0] for process in processes
-    ]
-  finally:
-    for process in processes:
-      process.kill()
-  # Gloo prints lines too.
-  assert [
-    [line for line in out.splitlines() if line.startswith('units')]
-    for out in printed
-  ] == 2 * [["units ['scores, ngram']", 'units []']]

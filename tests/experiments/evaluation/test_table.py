@@ -8,8 +8,8 @@ import pytest
 from experiments import methods
 from experiments.evaluation import evaluation
 from experiments.evaluation import papers
-from experiments.evaluation import predicted_speedup
 from experiments.evaluation import results
+from experiments.evaluation import round_parts
 from experiments.evaluation import table
 from experiments.methods import random_weights
 from experiments.reporting import rows as rows_lib
@@ -193,11 +193,9 @@ def test_a_round_of_a_batch_is_as_wide_as_its_widest_row(in_batches):
   first, second, third = found.generations['ngram']
   # Both rows run for three rounds, then the first one alone.
   plain = 3 * 0.75**2 + 2 * 0.75
-  counts = predicted_speedup.rounds_by_drafts([first, second])
+  counts = round_parts.rounds_by_drafts([first, second])
   assert counts == pytest.approx([plain, 5 - plain])
-  assert predicted_speedup.rounds_by_drafts([third]) == pytest.approx(
-    [5.25, 1.75]
-  )
+  assert round_parts.rounds_by_drafts([third]) == pytest.approx([5.25, 1.75])
   row = _row(found.rows, 'ngram', 'overall')
   mean = ((plain + 5.25) * 15 + (5 - plain + 1.75) * 21) / (5 + 7)
   assert row.verify_ms == pytest.approx(mean)
@@ -400,12 +398,12 @@ def test_without_a_baseline_nothing_is_predicted(in_batches):
   ],
 )
 def test_a_prefill_takes_in_whole_chunks(lengths, fed):
-  assert predicted_speedup.fed_tokens(lengths) == fed
+  assert round_parts.fed_tokens(lengths) == fed
 
 
 def test_a_padded_prompt_is_prefilled_in_wider_chunks():
-  assert predicted_speedup.fed_tokens([45]) == 64
-  assert predicted_speedup.fed_tokens([45], 256) == 128
+  assert round_parts.fed_tokens([45]) == 64
+  assert round_parts.fed_tokens([45], 256) == 128
 
 
 def test_what_was_left_out_and_has_no_score_is_said(

@@ -1,0 +1,230 @@
+"""The units of work that decode and time: their order, and what they record.
+
+The methods take turns at each batch, so that a slowdown of the machine affects
+all of them. The parts of a round take turns too, and are timed between the
+batches, because their times are compared with those of the generations.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.command import clock
+from experiments.command import config
+from experiments.command import environment
+from experiments.command import journal as journal_lib
+from experiments.command import units as units_lib
+from experiments.decoding import prompts as prompts_lib
+from experiments.decoding import setup as setup_lib
+from experiments.evaluation import conversations
+from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import learning as learning_lib
+from experiments.evaluation import round_parts
+from experiments.evaluation import suite
+from experiments.reporting import result_file
+from experiments.reporting import rows as rows_lib
+from experiments.timing import hardware
+import specsample
+from specsample.models import fingerprint
+from specsample.types import DecodeState
+
+# The journal's keys: (MEMORY, i), (round_parts.KIND, method, call) and those of
+# `conversations.key`, where a call decodes one sample of one batch.
+MEMORY = 'memory_bandwidth'
+
+
+def header(part: suite.Part) -> dict[str, Any]:
+  """Returns what a resumed run must have in common with the run it resumes.
+
+  This includes the tokens: a chat template may have changed, or may write
+  today's date.
+  """
+  target, methods = part.evaluation.target, part.evaluation.methods
+  texts = [
+    (prompt.category, prompt.system, prompt.text, *prompt.next_turns)
+    for prompt in part.prompts
+  ]
+  data = part.provenance
+  return {
+    'schema': result_file.SCHEMA,
+    'configuration': config.settings(),
+    'data': None if data is None else dataclasses.asdict(data),
+    'prompts or limit': journal_lib.digest(texts),
+    'tokens of the prompts': journal_lib.digest(part.tokens),
+    'model': repr(target.model),
+    'target weights': target.fingerprint,
+    'drafter weights': {
+      name: fingerprint.compute(method.params)
+      for name, method in methods.items()
+      if method.params is not None
+    },
+    'notes of methods': {name: x.note for name, x in methods.items()},
+    'code of methods': {
+      name: environment.source_beside(x) for name, x in methods.items()
+    },
+    **environment.identity(),
+  }
+
+
+@dataclasses.dataclass(eq=False)
+class Policies:
+  """What the policies of a method have learned so far.
+
+  The journal keeps it with each batch, so that a resumed run draws the same
+  tokens as an uninterrupted one.
+  """
+
+  name: str  # of the method
+  drafter: Any  # has policies, as `drafters.Adaptive` does
+  journal: journal_lib.Journal
+  known: Any = dataclasses.field(init=False)
+
+  def __post_init__(self):
+    """Begins with what is known after all batches that the journal has."""
+    self.known = self.drafter.untaught()
+    batches = conversations.batches(self.journal, self.name)
+    for batch in list(batches.values())[-1:]:
+      leaves, structure = jax.tree.flatten(self.known)
+      pairs = zip(batch['policies'], leaves, strict=True)
+      self.known = jax.tree.unflatten(
+        structure, [np.asarray(x, leaf.dtype) for x, leaf in pairs]
+      )
+
+  def learn(self, state: DecodeState) -> dict[str, list[Any]]:
+    """Keeps what is known after a batch; returns what the journal records."""
+    self.known = self.drafter.learned(state.draft)
+    leaves = jax.tree.leaves(self.known)
+    return {'policies': [np.asarray(x).tolist() for x in leaves]}
+
+
+def units(
+  evaluation: evaluation_lib.Evaluation,
+  prompts: Sequence[prompts_lib.Prompt],
+  turn: conversations.Turn,
+  journal: journal_lib.Journal,
+  learning: Mapping[str, learning_lib.Learning],
+) -> Iterator[units_lib.Unit]:
+  """Yields the units of work of a turn; only in the first are parts timed.
+
+  Args:
+    evaluation: what is compared.
+    prompts: all prompts.
+    turn: what is decoded.
+    journal: the run's journal, from which policies that are carried resume.
+    learning: the methods that learn, by name.
+  """
+  carried: dict[str, Policies | learning_lib.Learning] = {**learning}
+  carried |= {
+    name: Policies(name, method.drafter, journal)
+    for name, method in evaluation.methods.items()
+    if evaluation.carry_policies and method.drafter.policies
+  }
+  batches = evaluation.batches(len(turn.prompts))
+  calls = list(itertools.product(range(evaluation.samples), batches))
+  repeats = [0] * len(calls)
+  if not turn.number:
+    yield units_lib.Unit('memory', (MEMORY, 0), _memory_bandwidth)
+    timed = evaluation.num_repeats(len(prompts))
+    repeats = round_parts.share_out(timed, len(calls))
+  lengths = iter(round_parts.spread(sum(share > 0 for share in repeats)))
+  for call, (sample, batch) in enumerate(calls):
+    numbers = [turn.prompts[j] for j in batch]
+    # Each turn has random streams of its own.
+    ids = [number + turn.number * len(prompts) for number in numbers]
+    for name, method in evaluation.methods.items():
+      rows = [turn.tokens[name, sample][j] for j in batch]
+      padded, _ = setup_lib.padded(rows, evaluation.least_width)
+      run: Callable[[Any], Any] = functools.partial(
+        evaluation.decode, method, rows, ids, sample
+      )
+      warm_up = functools.partial(evaluation.warm_up, method, rows, ids)
+      if name in learning:
+        run = functools.partial(learning[name].decode, rows, ids)
+        warm_up = functools.partial(learning[name].warm_up, rows, ids)
+      yield units_lib.Unit(
+        _label(numbers, len(prompts), name)
+        + (f', turn {turn.number + 1}' if turn.number else '')
+        + (f', {sample + 1}' if sample else ''),
+        conversations.key(name, call, turn.number),
+        functools.partial(
+          _generations,
+          run,
+          carried.get(name),
+          [
+            {
+              # Conversations stay in the batch of their first turn if it holds
+              # one prompt; larger ones are filled with those that go on.
+              'batch': numbers[0] // evaluation.batch_size,
+              'sample': sample,
+              'prompt': number,
+              'turn': turn.number,
+              'category': prompts[number].category,
+              'prompt_tokens': len(row),
+            }
+            for number, row in zip(numbers, rows, strict=True)
+          ],
+        ),
+        # Limits size the caches.
+        program=(name, padded.shape, max(evaluation.limits(ids))),
+        warm_up=warm_up,
+      )
+    if repeats[call]:
+      tokens = turn.tokens[next(iter(evaluation.methods)), sample]
+      typical = evaluation.typical(tokens, next(lengths))
+      for name, method in evaluation.methods.items():
+        if name in learning:
+          continue  # the parts of its rounds have no time for updates
+        yield units_lib.Unit(
+          f'parts of a round, {name}',
+          (round_parts.KIND, name, call),
+          functools.partial(
+            round_parts.measure,
+            evaluation.setup(method),
+            typical,
+            repeats=repeats[call],
+          ),
+        )
+  if not turn.number:
+    # Measured again, as the machine may have been slow at the beginning.
+    yield units_lib.Unit('memory', (MEMORY, 1), _memory_bandwidth)
+
+
+def _label(batch, num_prompts, method) -> str:
+  of_batch = f'prompt {batch[0] + 1}'
+  if len(batch) > 1:
+    of_batch = f'prompts {batch[0] + 1} to {batch[-1] + 1}'
+  return f'{of_batch} of {num_prompts}, {method}'
+
+
+def _memory_bandwidth():
+  return {'bytes_per_second': hardware.memory_bandwidth()}
+
+
+def _generations(run, carried, described):
+  known = carried.known if carried else None
+  (output, after), seconds = clock.seconds(run, known)
+  output = jax.tree.map(np.asarray, output)
+  lengths = output.lengths.tolist()
+  shares = clock.by_tokens(seconds, lengths)
+  generations = []
+  for i, fields in enumerate(described):
+    length = lengths[i]
+    generation = rows_lib.Generation(
+      **fields,
+      tokens=output.tokens[i, :length].tolist(),
+      log_probs=rows_lib.listed(output.log_probs, i, length),
+      seconds=shares[i],
+      stats=specsample.stats.summarize(
+        jax.tree.map(lambda x, i=i: x[i : i + 1], output)
+      ),
+      origins=output.origin[i, :length].tolist(),
+      emit_rounds=output.emit_round[i, :length].tolist(),
+    )
+    generations.append(generation.to_json())
+  kept = carried.learn(after) if carried else {}
+  return {'generations': generations, **kept}
