@@ -6,8 +6,6 @@ import json
 import pathlib
 from typing import Any
 
-import jinja2
-
 from experiments.decoding import rounds
 from experiments.evaluation import generations
 from experiments.evaluation import papers
@@ -16,13 +14,12 @@ from experiments.evaluation import summary
 from experiments.html_report import evaluation_figures
 from experiments.html_report import files
 from experiments.html_report import other_tables
-from experiments.html_report import round_view
+from experiments.html_report import views
 from experiments.reporting import columns
 from experiments.reporting import figures
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import tables as reporting_tables
 
-_TEMPLATES = pathlib.Path(__file__).parent / 'templates'
 _HERE = pathlib.PurePath()
 
 
@@ -74,25 +71,18 @@ class Section:
 
 def render(runs: Sequence[files.Run], title: str) -> str:
   """Returns the page as HTML, with style, script, figures and texts inside."""
-  environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(_TEMPLATES),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-  )
-  # Methods stay in the order of the configuration.
-  environment.policies['json.dumps_kwargs'] = {'sort_keys': False}
   notes = []
   if not figures.are_possible():
     notes.append(f'The figures are left out: {figures.MISSING}.')
   has_rows = any(run.file == files.EVALUATION for run in runs)
-  return environment.get_template('report.html').render(
+  return views.ENVIRONMENT.get_template('report.html').render(
     title=title,
     notes=notes,
     passes=evaluation_figures.of_passes(_passes(runs), 'passes'),
     sections=[_section(run, i) for i, run in enumerate(runs)],
     columns=columns.of(rows_lib.Row).values() if has_rows else (),
-    style=(_TEMPLATES / 'report.css').read_text() + round_view.STYLE,
-    script=(_TEMPLATES / 'report.js').read_text(),
+    style=(views.TEMPLATES / 'report.css').read_text(),
+    script=(views.TEMPLATES / 'report.js').read_text(),
   )
 
 
@@ -158,7 +148,7 @@ def _rounds(run) -> str:
   found = run.content.get('rounds')
   if run.file != files.GENERATION or not found:
     return ''
-  return round_view.view([rounds.from_json(one) for one in found])
+  return views.of_rounds([rounds.from_json(one) for one in found])
 
 
 def _facts(described) -> Iterator[tuple[str, str]]:
