@@ -45,7 +45,6 @@ from experiments.evaluation import results
 from experiments.evaluation import scoring
 from experiments.evaluation import suite
 from experiments.evaluation import table as table_lib
-from experiments.html_report import files as files_lib
 from experiments.reporting import result_file
 from specsample import files
 
@@ -100,7 +99,7 @@ def main() -> None:
       paper = papers.of_other_prompts(paper, parts[0].benchmark)
     if distributed.is_first():
       result_file.check_settings(
-        out / files_lib.EVALUATION, [part.name for part in parts]
+        out / result_file.EVALUATION, [part.name for part in parts]
       )
     profiles = [_profile(part) for part in parts]
     headers = list(map(decoding.header, parts))

@@ -8,16 +8,16 @@ Reads result.json and generations.jsonl of evaluate, and what the other commands
 write, in any tree of folders (docs/report.md).
 """
 
-# Only the wiring is here: experiments/html_report/ finds the files and makes
-# the page.
+# Only the wiring is here: experiments/reporting/ finds the files, and
+# experiments/html_report/ makes the page.
 
 from absl import flags
 
 from experiments.command import cli
-from experiments.html_report import files as files_lib
 from experiments.html_report import page
 from experiments.reporting import figures
 from experiments.reporting import files as reporting_files
+from experiments.reporting import result_file
 from specsample import files
 
 _RESULTS = flags.DEFINE_string(
@@ -38,9 +38,9 @@ _PROMPTS = flags.DEFINE_integer(
 def main() -> None:
   """Reads all results, then writes the page."""
   with cli.bad_input():
-    runs = files_lib.find(_RESULTS.value, _PROMPTS.value)
+    runs = result_file.find(_RESULTS.value)
     out = files.at(_OUT.value or f'{_RESULTS.value}/report.html')
-    text = page.render(runs, _TITLE.value)
+    text = page.render(runs, _TITLE.value, _PROMPTS.value)
     cli.make_folder(out.parent)
     reporting_files.write(out, text.encode(errors='replace'))
   if not figures.are_possible():

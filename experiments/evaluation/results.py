@@ -56,12 +56,12 @@ def write(
     result['windows'] = windows
   if paper.source:
     result['paper'] = papers.to_json(paper, tables)
-  result_file.write(out / 'result.json', result)
+  result_file.write(out / result_file.EVALUATION, result)
   files.write_csv(out / 'results.csv', rows)
   for table in tables:
     overall = rows_lib.overall(table.rows)
     path = suite.folder(out, table.part) / 'results.png'
-    draw = functools.partial(plots.overall, overall, rows_lib.title(overall[0]))
+    draw = functools.partial(plots.summary, overall, rows_lib.title(overall[0]))
     figures.write_png(path, draw)
 
 

@@ -1,154 +1,192 @@
-"""One page of all results: the runs that `files` finds, in a template."""
+"""One page of all results, in a template: tables, figures, texts and rounds."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+import functools
 import json
-import pathlib
 from typing import Any
 
 from experiments.decoding import rounds
 from experiments.evaluation import generations
 from experiments.evaluation import papers
+from experiments.evaluation import plots
 from experiments.evaluation import suite
 from experiments.evaluation import summary
-from experiments.html_report import evaluation_figures
-from experiments.html_report import files
-from experiments.html_report import other_tables
 from experiments.html_report import views
 from experiments.reporting import columns
 from experiments.reporting import figures
+from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
-from experiments.reporting import tables as reporting_tables
+from experiments.reporting import tables as tables_lib
 
-_HERE = pathlib.PurePath()
+# Shown separately, as facts about the run.
+_DESCRIPTION = (
+  *('schema', 'hardware', 'versions', 'compiler_flags', 'git_commit'),
+  *('command', 'gin_config', 'environment'),
+)
+# A certificate has thousands of rows; the file has the rest.
+_MOST_ROWS = 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-  """A setting's tables and figures, or tables alone."""
+  """A setting's tables, figures and texts, or tables alone."""
 
-  tables: list[reporting_tables.Table]
+  tables: Sequence[tables_lib.Table]
+  anchor: str = ''
   title: str = ''
-  details: list[reporting_tables.Table] = dataclasses.field(
-    default_factory=list
-  )
-  figures: list[evaluation_figures.Figure] = dataclasses.field(
-    default_factory=list
-  )
-  written: 'Written | None' = None
+  details: Sequence[tables_lib.Table] = ()
+  figures: Sequence[tuple[str, str]] = ()  # captions, and SVG
+  texts: Sequence[dict[str, Any]] = ()  # as the page's script reads them
 
 
-@dataclasses.dataclass(frozen=True)
-class Written:
-  """The texts of a setting, as the page's script reads them."""
+def render(runs: Sequence[result_file.Run], title: str, prompts: int) -> str:
+  """Returns the page as HTML, with style, script, figures and texts inside.
 
-  anchor: str
-  data: list[dict[str, Any]]
+  Args:
+    runs: what the page shows.
+    title: its title.
+    prompts: how many prompts of each category have their texts on the page.
 
-  @property
-  def methods(self) -> set[str]:
-    """The methods that wrote a text, to which rows of a table link."""
-    return {name for one in self.data for name in one['methods']}
-
-  @property
-  def categories(self) -> set[str]:
-    """The categories of the prompts."""
-    return {one['category'] for one in self.data}
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-  """The section of one run."""
-
-  anchor: str
-  name: str
-  facts: list[tuple[str, str]]
-  command: str
-  gin_config: str
-  blocks: list[Block]
-  rounds: str  # HTML; '' unless each round was kept
-
-
-def render(runs: Sequence[files.Run], title: str) -> str:
-  """Returns the page as HTML, with style, script, figures and texts inside."""
+  Raises:
+    ValueError: a file of texts cannot be read; the message names it.
+  """
   notes = []
   if not figures.are_possible():
     notes.append(f'The figures are left out: {figures.MISSING}.')
-  has_rows = any(run.file == files.EVALUATION for run in runs)
+  has_rows = any(run.path.name == result_file.EVALUATION for run in runs)
   return views.ENVIRONMENT.get_template('report.html').render(
     title=title,
     notes=notes,
-    passes=evaluation_figures.of_passes(_passes(runs), 'passes'),
-    sections=[_section(run, i) for i, run in enumerate(runs)],
+    passes=_figures(_passes(runs), 'passes'),
+    sections=[_section(run, f'run-{i}', prompts) for i, run in enumerate(runs)],
     columns=columns.of(rows_lib.Row).values() if has_rows else (),
     style=(views.TEMPLATES / 'report.css').read_text(),
     script=(views.TEMPLATES / 'report.js').read_text(),
   )
 
 
-def _passes(runs) -> dict[str, dict[str, float]]:
-  """Returns what benchmark measured of t(n), by hardware and run."""
-  return {
+def _passes(runs):
+  """Yields the figure of what benchmark measured of t(n), if it did."""
+  by_name = {
     f'{_hardware(run.content["hardware"])} ({run.name})': run.content['t_ms']
     for run in runs
     if run.content.get('t_ms') and run.content.get('hardware')
   }
+  if by_name:
+    draw = functools.partial(plots.pass_times, by_name)
+    yield "The target's pass over n tokens, by hardware", draw
 
 
-def _section(run, number):
-  anchor = f'run-{number}'
-  described = other_tables.description(run.content)
+def _figures(drawn, name) -> list[tuple[str, str]]:
+  """Returns captions and figures, whose ids begin with the unique `name`."""
+  if not figures.are_possible():
+    return []
+  return [
+    (caption, figures.to_svg(draw, f'{name}-{i}'))
+    for i, (caption, draw) in enumerate(drawn)
+  ]
+
+
+def _section(run, anchor, prompts) -> dict[str, Any]:
+  """Returns the section of one run, as the template reads it."""
+  content = run.content
+  described = content.get('environment') or content
   facts = list(_facts(described))
-  if run.file == files.EVALUATION:
-    blocks = list(_blocks(run, anchor))
+  shown_rounds = ''
+  if run.path.name == result_file.EVALUATION:
+    blocks = list(_blocks(run, anchor, prompts))
+  elif run.path.name == result_file.GENERATION:
+    facts += [(name, content[name]) for name in ('prompt', 'text')]
+    blocks = [Block(list(_tables(content['metrics'], run.path.name)))]
+    if found := content.get('rounds'):
+      shown_rounds = views.of_rounds(list(map(rounds.from_json, found)))
   else:
-    content = run.content
-    if run.file == files.GENERATION:
-      facts += [(name, content[name]) for name in ('prompt', 'text')]
-      content = content['metrics']
-    tables = list(other_tables.tables(content, run.file))
-    blocks = [Block(tables)]
-  return Section(
-    anchor=anchor,
-    name=run.name,
-    facts=facts,
-    command=described.get('command') or '',
-    gin_config=run.content.get('gin_config') or '',
-    blocks=blocks,
-    rounds=_rounds(run),
-  )
+    blocks = [Block(list(_tables(content, run.path.name)))]
+  return {
+    'anchor': anchor,
+    'name': run.name,
+    'facts': facts,
+    'command': described.get('command'),
+    'gin_config': content.get('gin_config'),
+    'blocks': blocks,
+    'rounds': shown_rounds,
+  }
 
 
-def _blocks(run, anchor) -> Iterator[Block]:
+def _blocks(run, anchor, prompts) -> Iterator[Block]:
   content = run.content
   if content.get('paper'):
     yield Block([papers.table(content['paper'])])
+  settings = dict.fromkeys(row.setting for row in content['rows'])
+  for i, setting in enumerate(settings):
+    rows = [row for row in content['rows'] if row.setting == setting]
+    path = suite.folder(run.path.parent, rows[0].part) / generations.NAME
+    texts = generations.read(path, prompts) if path.exists() else ()
+    yield Block(
+      [summary.main(rows), *summary.parts(rows, with_intervals=True)],
+      f'{anchor}-{i}-texts',
+      rows_lib.title(rows_lib.overall(rows)[0]),
+      list(summary.in_detail(rows)),
+      _figures(plots.of_rows(rows), f'{anchor}-{i}'),
+      list(map(_text, texts)),
+    )
   others = {
     name: value
     for name, value in content.items()
     if name not in ('rows', 'paper') and value  # no data set, no divergence
   }
-  all_rows = [rows_lib.Row(**record) for record in content['rows']]
-  for i, setting in enumerate(dict.fromkeys(row.setting for row in all_rows)):
-    rows = [row for row in all_rows if row.setting == setting]
-    name = f'{anchor}-{i}'
-    prompts = run.texts.get(suite.folder(_HERE, rows[0].part).name)
-    texts = [_texts(one) for one in prompts or ()]
-    yield Block(
-      [summary.main(rows), *summary.parts(rows, with_intervals=True)],
-      rows_lib.title(rows_lib.overall(rows)[0]),
-      list(summary.in_detail(rows)),
-      list(evaluation_figures.of_setting(rows, name)),
-      Written(f'{name}-texts', texts) if texts else None,
+  yield Block(list(_tables(others, run.path.name)))
+
+
+def _text(prompt: generations.Prompt) -> dict[str, Any]:
+  data = json.dumps(dataclasses.asdict(prompt), ensure_ascii=False)
+  # JSON may hold half of a surrogate pair, which a page may not contain.
+  return json.loads(data.encode(errors='replace'))
+
+
+def _tables(
+  content: Mapping[str, Any], file: str
+) -> Iterator[tables_lib.Table]:
+  """Yields a table of the single values, then one per list of records."""
+  words = lambda name: name.replace('_', ' ')
+  shown = {
+    name: _records(value)
+    for name, value in content.items()
+    if name not in _DESCRIPTION
+  }
+  if values := [
+    [words(name), columns.text(content[name])]
+    for name, records in shown.items()
+    if records is None
+  ]:
+    yield tables_lib.Table(['name', 'value'], values, 'Values')
+  for caption, records in shown.items():
+    if not records:
+      continue
+    names = list(dict.fromkeys(name for record in records for name in record))
+    left = len(records) - _MOST_ROWS
+    yield tables_lib.Table(
+      list(map(words, names)),
+      [
+        [columns.text(record.get(name)) for name in names]
+        for record in records[:_MOST_ROWS]
+      ],
+      words(caption),
+      f'{left:,} more rows are in {file}.' if left > 0 else '',
     )
-  yield Block(list(other_tables.tables(others, files.EVALUATION)))
 
 
-def _rounds(run) -> str:
-  found = run.content.get('rounds')
-  if run.file != files.GENERATION or not found:
-    return ''
-  return views.of_rounds([rounds.from_json(one) for one in found])
+def _records(value) -> list[dict[str, Any]] | None:
+  """Returns records as a list, also records by name; None for other values."""
+  if isinstance(value, dict) and value:
+    if not all(isinstance(record, dict) for record in value.values()):
+      return None
+    value = [{'': name, **record} for name, record in value.items()]
+  is_table = isinstance(value, list) and all(
+    isinstance(record, dict) for record in value
+  )
+  return value if is_table else None
 
 
 def _facts(described) -> Iterator[tuple[str, str]]:
@@ -178,9 +216,3 @@ def _hardware(hardware):
   if hardware.get('memory_bytes'):
     words.append(f'{hardware["memory_bytes"] / 1e9:.0f} GB')
   return ', '.join(words)
-
-
-def _texts(prompt: generations.Prompt) -> dict[str, Any]:
-  data = json.dumps(dataclasses.asdict(prompt), ensure_ascii=False)
-  # JSON may hold half of a surrogate pair, which a page may not contain.
-  return json.loads(data.encode(errors='replace'))

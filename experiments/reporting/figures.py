@@ -58,6 +58,16 @@ class Look:
   hatch: str
   dashes: str
 
+  @property
+  def line(self) -> dict[str, Any]:
+    """Settings of `Axes.plot` for marks that are joined by a line."""
+    return self.mark | {'linestyle': self.dashes}
+
+  @property
+  def mark(self) -> dict[str, Any]:
+    """Settings of `Axes.plot` for a mark alone."""
+    return {'color': self.color, 'marker': self.marker, 'linestyle': 'none'}
+
 
 def looks(names: Sequence[str]) -> dict[str, Look]:
   """Returns a look per name; after eight, colours repeat with other marks."""

@@ -6,9 +6,8 @@ import re
 
 import pytest
 
+from experiments.evaluation import plots
 from experiments.evaluation import summary
-from experiments.html_report import figures as figures_lib
-from experiments.html_report import files
 from experiments.html_report import page
 from experiments.reporting import columns
 from experiments.reporting import figures
@@ -21,7 +20,7 @@ from tests.experiments import reports
 def text(tmp_path_factory):
   root = tmp_path_factory.mktemp('results')
   reports.write_tree(root)
-  return page.render(files.find(str(root), 2), f'Title {reports.NASTY}')
+  return page.render(result_file.find(str(root)), f'Title {reports.NASTY}', 2)
 
 
 @pytest.fixture(scope='module')
@@ -177,7 +176,7 @@ def test_a_paper_without_numbers_of_ours_is_named(tmp_path):
   }
   content = reports.evaluation() | {'paper': paper | {'rows': []}}
   result_file.write(tmp_path / 'result.json', content)
-  shown = page.render(files.find(str(tmp_path), 1), 'Results')
+  shown = page.render(result_file.find(str(tmp_path)), 'Results', 1)
   assert 'Beside the paper: Sun et al.' in shown and 'gains alone' in shown
 
 
@@ -201,7 +200,7 @@ def test_every_field_of_a_row_is_explained():
 @pytest.mark.parametrize(
   ('name', 'content', 'why'),
   [
-    ('result.json', '{"schema": 5}', 'has schema 5 and no hardware'),
+    ('result.json', '{"schema": 5}', 'has schema 5 and no row over all'),
     ('benchmark.json', '{"schema": 9}', 'has schema 9'),
     ('generations.jsonl', '{"schema": 9}', 'line 1, cannot be read (schema 9'),
   ],
@@ -213,27 +212,26 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, why):
   (folder / name).write_text(content)
   expected = f'^{re.escape(str(folder / name))}.*{re.escape(why)}'
   with pytest.raises(ValueError, match=expected):
-    files.find(str(tmp_path), 1)
+    page.render(result_file.find(str(tmp_path)), 'Results', 1)
 
 
 def test_a_negative_rest_is_explained_below_it(tmp_path):
   content = reports.evaluation(overhead_ms=-2.34)
   result_file.write(tmp_path / 'result.json', content)
-  (run,) = files.find(str(tmp_path), 1)
-  found = [rows.Row(**record) for record in run.content['rows']]
-  times, others = summary.in_detail(found)
+  (run,) = result_file.find(str(tmp_path))
+  times, others = summary.in_detail(run.content['rows'])
   assert 'rest ms' in times.headings and 'rest ms' not in others.headings
   assert 'A negative rest is noise' in times.note
-  assert '-2.34' in page.render([run], 'Results')
+  assert '-2.34' in page.render([run], 'Results', 1)
 
 
 def test_a_folder_without_results_is_refused(tmp_path):
   with pytest.raises(ValueError, match=r'has neither result\.json'):
-    files.find(str(tmp_path), 1)
+    result_file.find(str(tmp_path))
   with pytest.raises(ValueError, match='is not a folder'):
-    files.find(str(tmp_path / 'none'), 1)
+    result_file.find(str(tmp_path / 'none'))
   with pytest.raises(ValueError, match='copy the folder here'):
-    files.find('gs://bucket/results', 1)
+    result_file.find('gs://bucket/results')
 
 
 def _curve(overhead_ms):
@@ -254,7 +252,7 @@ def _curve(overhead_ms):
 
 
 def test_figure_1_of_chen_et_al_by_hand():
-  figure = figures_lib.against_num_drafts({'a': _curve(1.0)})
+  figure = plots.against_num_drafts({'a': _curve(1.0)})
   points = [list(axes.lines[0].get_xydata().T) for axes in figure.axes]
   assert [list(x) for x, _ in points] == [[0, 1, 3]] * 3
   seconds, share, per_round = (list(y) for _, y in points)
@@ -266,7 +264,7 @@ def test_figure_1_of_chen_et_al_by_hand():
 
 
 def test_rounds_that_were_not_timed_have_no_point():
-  figure = figures_lib.against_num_drafts({'a': _curve(None)})
+  figure = plots.against_num_drafts({'a': _curve(None)})
   (line,) = figure.axes[2].lines
   assert all(math.isnan(y) for y in line.get_ydata())
   # The empty axes have no numbers either.

@@ -8,7 +8,6 @@ import pytest
 
 from experiments import methods
 from experiments.evaluation import plots
-from experiments.html_report import figures as figures_lib
 from experiments.reporting import figures
 from experiments.reporting import rows as rows_lib
 from tests.experiments import reports
@@ -42,13 +41,13 @@ def _rows(count, categories=_CATEGORIES):
 
 
 def _overall(count):
-  return plots.overall(_rows(count, ['overall']), 'title')
+  return plots.summary(_rows(count, ['overall']), 'title')
 
 
 def _against_num_drafts(count):
   rows = _rows(4, ['overall'])
   names = [f'a drafter of {i} words, chain, sampled' for i in range(count)]
-  return figures_lib.against_num_drafts(dict.fromkeys(names, rows))
+  return plots.against_num_drafts(dict.fromkeys(names, rows))
 
 
 def _of_drafting(draw, categories):
@@ -59,13 +58,13 @@ def _of_drafting(draw, categories):
 
 _FIGURES = {
   'overall': _overall,
-  'by category': _of_drafting(figures_lib.by_category, _CATEGORIES),
-  'roofline': lambda count: figures_lib.roofline(_rows(count, ['overall'])),
-  'cost': lambda count: figures_lib.cost(_rows(count, ['overall'])),
-  'passes': lambda count: figures_lib.pass_times(
+  'by category': _of_drafting(plots.by_category, _CATEGORIES),
+  'roofline': lambda count: plots.roofline(_rows(count, ['overall'])),
+  'cost': lambda count: plots.cost(_rows(count, ['overall'])),
+  'passes': lambda count: plots.pass_times(
     {f'a machine of {i} words, with its run': _T_MS for i in range(count)}
   ),
-  'predicted': _of_drafting(figures_lib.predicted, ['overall']),
+  'predicted': _of_drafting(plots.predicted, ['overall']),
   'against K': _against_num_drafts,
 }
 
@@ -113,7 +112,7 @@ def test_nothing_is_squeezed_or_covered(name, count):
 def test_a_panel_a_category_has_a_mark_a_method(count):
   rows = _rows(count)[1 : count + 1]
   with_gap = [*rows, dataclasses.replace(rows[-1], category='qa', speedup=3.5)]
-  overall, qa = figures_lib.by_category(with_gap).axes
+  overall, qa = plots.by_category(with_gap).axes
   places = range(count)
   assert [label.get_text() for label in overall.get_yticklabels()] == [
     figures.label(row.method) for row in rows
@@ -140,7 +139,7 @@ def test_a_mark_is_on_the_line_of_its_speedup():
       _rows(2, ['overall']), (1.0, 3.0, 2.0), (1.0, 1.5, 0.5), strict=True
     )
   ]
-  (axes,) = figures_lib.cost(rows).axes
+  (axes,) = plots.cost(rows).axes
   assert _marks(axes) == [(1, 1), (2, 3), (4, 2)]
   for text in axes.texts:
     x, y = text.xy
@@ -149,7 +148,7 @@ def test_a_mark_is_on_the_line_of_its_speedup():
 
 
 def test_passes_are_relative_to_one_token():
-  (axes,) = figures_lib.pass_times({'a': _T_MS}).axes
+  (axes,) = plots.pass_times({'a': _T_MS}).axes
   line = axes.lines[0]
   assert line.get_xydata().tolist() == [[1, 1], [2, 1.2], [17, 3]]
   assert line.get_label() == 'a: t(1) = 12.5 ms'
@@ -162,7 +161,7 @@ def test_an_interval_is_not_cut():
     speedup_ci95=[0.5, 1.6],
     predicted_speedup=1.0,
   )
-  (axes,) = figures_lib.predicted([row]).axes
+  (axes,) = plots.predicted([row]).axes
   low, high = axes.get_ylim()
   assert low < 0.5 and high > 1.6
 
@@ -170,15 +169,13 @@ def test_an_interval_is_not_cut():
 def test_rounds_without_a_time_are_not_drawn_as_none():
   rows = _rows(2, ['overall'])
   unknown = dict.fromkeys(('draft_ms', 'verify_ms', 'overhead_ms'))
-  parts, _ = figures_lib.roofline(
+  parts, _ = plots.roofline(
     [rows[0], dataclasses.replace(rows[1], **unknown)]
   ).axes
   (text,) = parts.texts
   assert text.get_position() == (0, 1)
   assert text.get_text() == ' not known'
-  parts, _ = figures_lib.roofline(
-    [dataclasses.replace(rows[0], **unknown)]
-  ).axes
+  parts, _ = plots.roofline([dataclasses.replace(rows[0], **unknown)]).axes
   assert not list(parts.get_xticks())
 
 
@@ -194,7 +191,7 @@ def test_many_methods_look_different():
 def test_a_method_without_a_speedup_keeps_its_place():
   rows = _rows(3, ['overall'])
   rows[1] = dataclasses.replace(rows[1], speedup=None, speedup_ci95=None)
-  figure = plots.overall(rows, '')
+  figure = plots.summary(rows, '')
   widths = [bar.get_width() for bar in figure.axes[1].patches]
   assert widths == pytest.approx([1, 0, 1.2, 1.3])
   assert [text.get_text() for text in figure.axes[1].texts] == [
@@ -210,7 +207,7 @@ def test_no_number_lies_on_the_line_or_on_a_bar(fastest):
     rows[i + 1] = dataclasses.replace(
       row, speedup=speedup, speedup_ci95=[speedup - 0.1, speedup + 0.1]
     )
-  figure = plots.overall(rows, 'title')
+  figure = plots.summary(rows, 'title')
   figure.draw_without_rendering()
   axes = figure.axes[1]
   numbers = [text.get_window_extent() for text in axes.texts]

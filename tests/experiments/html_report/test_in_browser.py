@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from experiments.html_report import files
 from experiments.html_report import page
+from experiments.reporting import result_file
 from tests.experiments import reports
 
 
@@ -17,7 +17,7 @@ from tests.experiments import reports
 def text(tmp_path_factory):
   root = tmp_path_factory.mktemp('results')
   reports.write_tree(root)
-  return page.render(files.find(str(root), 2), f'Title {reports.NASTY}')
+  return page.render(result_file.find(str(root)), f'Title {reports.NASTY}', 2)
 
 
 @pytest.fixture(scope='module')
