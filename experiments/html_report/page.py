@@ -18,6 +18,7 @@ from experiments.reporting import figures
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import tables as tables_lib
+from specsample import files
 
 # Shown separately, as facts about the run.
 _DESCRIPTION = (
@@ -121,7 +122,8 @@ def _blocks(run, anchor, prompts) -> Iterator[Block]:
   settings = dict.fromkeys(row.setting for row in content['rows'])
   for i, setting in enumerate(settings):
     rows = [row for row in content['rows'] if row.setting == setting]
-    path = suite.folder(run.path.parent, rows[0].part) / generations.NAME
+    folder = suite.folder(run.path.parent, rows[0].part)
+    path = files.at(folder / generations.NAME)
     texts = generations.read(path, prompts) if path.exists() else ()
     yield Block(
       [summary.main(rows), *summary.parts(rows, with_intervals=True)],
