@@ -1,6 +1,9 @@
-"""The results of an evaluation: files, and what the terminal shows of them."""
+"""The results of an evaluation: tables and sentences, on a terminal, in files.
 
-from collections.abc import Sequence
+The page of results shows the same tables.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import pathlib
@@ -13,7 +16,6 @@ from experiments.evaluation import learning
 from experiments.evaluation import papers
 from experiments.evaluation import plots
 from experiments.evaluation import suite
-from experiments.evaluation import summary
 from experiments.evaluation import table as table_lib
 from experiments.reporting import columns
 from experiments.reporting import figures
@@ -21,6 +23,35 @@ from experiments.reporting import files
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import tables as tables_lib
+from experiments.reporting.rows import Row
+
+# The columns over all prompts in the terminal.
+_BRIEF = (
+  *('method', 'num_draft_tokens', 'tokens_per_round', 'speedup'),
+  *('speedup_ci95', 'ms_per_token', 'plain_rounds', 'predicted_speedup'),
+  *('draft_ms', 'verify_ms', 'overhead_ms', 'percent_of_roofline'),
+)
+# Those of the page's first table; fields that no group has are in the last.
+_MAIN = (
+  *('method', 'num_draft_tokens', 'tokens_per_round', 'acceptance'),
+  *('ms_per_token', 'speedup', 'lossless', 'outputs_differing'),
+)
+_TIMES = (
+  *('draft_ms', 'verify_ms', 'verify_ms_by_width', 'overhead_ms'),
+  *('prefill_ms', 'cost_ratio', 'percent_of_roofline'),
+  *('predicted_speedup', 'leviathan_speedup', 'mean_speedup'),
+)
+_REFILLED = (
+  *('method', 'ms_per_token', 'refilled_ms_per_token', 'refilled_speedup'),
+  *('refilled_differing', 'refilled_tied'),
+)
+# In the title of a table, or beside the value.
+_ELSEWHERE = (
+  *('part', 'benchmark', 'category', 'temperature', 'batch_size'),
+  'speedup_ci95',
+)
+# The share of rounds without drafts above which a width for them pays.
+_MANY = 0.2
 
 
 def write(
@@ -71,21 +102,22 @@ def show(
   paper: papers.Paper,
 ) -> None:
   """Prints the tables, and the paper's numbers beside ours."""
+  console = tables_lib.console()
   for table in tables:
-    _show(table)
+    for one in _shown(table):
+      console.print(one)
   if paper.source:
-    shown = tables_lib.console()
     found = papers.table(papers.to_json(paper, tables))
-    shown.print(rich.text.Text(f'\n{found.caption}\n', 'bold'))
+    console.print(_heading(found.caption))
     if found.rows:
-      shown.print(found)
+      console.print(found)
     if found.note:
-      shown.print(found.note)
+      console.print(found.note)
   of_each = figures.written('generations.jsonl', 'results.png')
   if tables[0].part:
-    parts = ', '.join(suite.folder(out, table.part).name for table in tables)
+    folders = ', '.join(suite.folder(out, table.part).name for table in tables)
     print(f'\nresult.json and results.csv are in {out}')
-    print(f'and in its folders {parts}: {of_each}')
+    print(f'and in its folders {folders}: {of_each}')
   else:
     print(f'\nresult.json, results.csv, {of_each} are in {out}')
 
@@ -98,47 +130,43 @@ def show_so_far(table: table_lib.Table, num_prompts: int) -> None:
     num_prompts: how many prompts there are in total.
   """
   title = rows_lib.title(table.rows[0])
-  shown = tables_lib.console()
-  shown.print(
-    rich.text.Text(f'\n{title}; so far, out of {num_prompts} prompts\n', 'bold')
-  )
-  shown.print(summary.brief(table.rows))
+  console = tables_lib.console()
+  console.print(_heading(f'{title}; so far, out of {num_prompts} prompts'))
+  console.print(brief(table.rows))
 
 
-def _show(table: table_lib.Table) -> None:
-  """Prints a table, and the result of comparing outputs."""
+def _shown(
+  table: table_lib.Table,
+) -> Iterator[str | rich.text.Text | tables_lib.Table]:
+  """Yields what the terminal shows of a setting."""
   rows = table.rows
   overall = rows_lib.overall(rows)
-  shown = tables_lib.console()
-  shown.print(rich.text.Text(f'\n{rows_lib.title(overall[0])}\n', 'bold'))
-  shown.print(summary.brief(rows))
+  yield _heading(rows_lib.title(overall[0]))
+  yield brief(rows)
+  yield from rest_notes(overall)
   methods = table.evaluation.methods.items()
   widths = {name: method.drafter.widths for name, method in methods}
-  for note in (
-    *summary.rest_notes(overall),
-    *summary.width_notes(overall, widths),
-  ):
-    shown.print(note)
-  for part in summary.parts(rows, with_intervals=False):
-    shown.print(part.caption + '\n')
-    shown.print(part)
-  for detail in task_lines(table):
-    shown.print(detail)
+  yield from width_notes(overall, widths)
+  for part in parts(rows, with_intervals=False):
+    yield part.caption + '\n'
+    yield part
+  yield from task_lines(table)
   if table.windows:
-    shown.print('Drafts in the whole run and in parts of it\n')
-    shown.print(columns.table(table.windows, learning.WINDOW_NAMES))
+    yield 'Drafts in the whole run and in parts of it\n'
+    yield columns.table(table.windows, learning.WINDOW_NAMES)
   if methods_lib.BASELINE not in table.generations:
-    shown.print(
+    yield (
       f'no method is called {methods_lib.BASELINE}, so there is nothing to '
       'compare speed and outputs with'
     )
-  for line in (
-    *summary.rule_lines(overall),
-    *summary.mismatch_lines(table.mismatches),
-    *summary.mismatch_lines(table.refilled_mismatches, 'static batches'),
-    *audits.lines(table.divergences),
-  ):
-    shown.print(line)
+  yield from rule_lines(overall)
+  yield from mismatch_lines(table.mismatches)
+  yield from mismatch_lines(table.refilled_mismatches, 'static batches')
+  yield from audits.lines(table.divergences)
+
+
+def _heading(text: str) -> rich.text.Text:
+  return rich.text.Text(f'\n{text}\n', 'bold')
 
 
 def task_lines(table: table_lib.Table) -> list[str]:
@@ -155,4 +183,202 @@ def task_lines(table: table_lib.Table) -> list[str]:
       'command again, which decodes nothing a second time'
     )
     lines.append(f'no score: {reason}')
+  return lines
+
+
+def brief(rows: Sequence[Row]) -> tables_lib.Table:
+  """Returns the terminal's table over all prompts, a line per method."""
+  return columns.table(rows_lib.overall(rows), _BRIEF, with_intervals=False)
+
+
+def main(rows: Sequence[Row]) -> tables_lib.Table:
+  """Returns the page's first table over all prompts, a line per method."""
+  overall = rows_lib.overall(rows)
+  notes = acceptance_notes(overall)
+  return columns.table(overall, _MAIN, 'All prompts', notes)
+
+
+def parts(
+  rows: Sequence[Row], *, with_intervals: bool
+) -> Iterator[tables_lib.Table]:
+  """Yields the tables of categories, of scores and of refilled rows, if any."""
+  if rows_lib.are_several(row.category for row in rows) and any(
+    row.method != methods_lib.BASELINE for row in rows
+  ):
+    yield by_category(rows, with_intervals=with_intervals)
+  overall = rows_lib.overall(rows)
+  if any(row.scores for row in overall):
+    yield scores(overall)
+  if any(row.refilled_ms_per_token is not None for row in overall):
+    yield columns.table(overall, _REFILLED, 'Static batches and refilled rows')
+
+
+def in_detail(rows: Sequence[Row]) -> Iterator[tables_lib.Table]:
+  """Yields the columns over all prompts that `main` leaves out."""
+  overall = rows_lib.overall(rows)
+  grouped = {*_MAIN, *_TIMES, *_REFILLED, *_ELSEWHERE}
+  others = [name for name in columns.of(Row) if name not in grouped]
+  yield columns.table(
+    overall,
+    ('method', *_TIMES),
+    'Times, and what they predict',
+    rest_notes(overall),
+  )
+  yield columns.table(
+    overall, ('method', *others), 'Drafters, rules and counts'
+  )
+
+
+def scores(rows: Sequence[Row]) -> tables_lib.Table:
+  """Returns a table with a line per method and a column per score.
+
+  Args:
+    rows: the rows over all prompts.
+  """
+  names = list(dict.fromkeys(name for row in rows for name in row.scores))
+  return tables_lib.Table(
+    ['method', *names],
+    [
+      [row.method, *(_score(row.scores.get(name)) for name in names)]
+      for row in rows
+    ],
+    caption='Scores of the texts',
+  )
+
+
+def _score(score) -> str:
+  if score is None:
+    return columns.NOTHING
+  return columns.with_interval(score['value'], score['ci95'], '.3f')
+
+
+def by_category(
+  rows: Sequence[Row], *, with_intervals: bool
+) -> tables_lib.Table:
+  """Returns a table with a line per category and a column per method.
+
+  Args:
+    rows: the rows of all categories; the baseline's are left out.
+    with_intervals: whether speedups have their intervals beside them.
+  """
+
+  def cell(row: Row | None) -> str:
+    if row is None:
+      return columns.NOTHING
+    ci95 = row.speedup_ci95 if with_intervals else None
+    speedup = columns.with_interval(row.speedup, ci95, '.2f', 'x')
+    return f'{speedup}, {row.tokens_per_round:.2f}'
+
+  found = {(row.category, row.method): row for row in rows}
+  prompts = {row.category: row.prompts for row in rows}
+  names = dict.fromkeys(row.method for row in rows)
+  names.pop(methods_lib.BASELINE, None)
+  return tables_lib.Table(
+    ['category', 'prompts', *names],
+    [
+      [
+        category,
+        str(count),
+        *(cell(found.get((category, name))) for name in names),
+      ]
+      for category, count in prompts.items()
+    ],
+    caption='Speedup by category, then tokens per round',
+  )
+
+
+def rest_notes(rows: Sequence[Row]) -> list[str]:
+  """Returns a sentence that explains a negative rest, if there is one."""
+  if all((row.overhead_ms or 0) >= 0 for row in rows):
+    return []
+  return [
+    'A negative rest is noise: the parts of a round were timed separately from '
+    'the whole.'
+  ]
+
+
+def width_notes(
+  rows: Sequence[Row], widths: Mapping[str, Sequence[int]]
+) -> list[str]:
+  """Returns a sentence for each drafter that should have another width.
+
+  Args:
+    rows: the rows over all prompts.
+    widths: those of each method's drafter, as in `types.Drafter`.
+  """
+  return [
+    f'{row.method}: {row.plain_rounds:.0%} of the rounds drafted nothing, but '
+    f'the target read {widths[row.method][-1] + 1} tokens in each: give the '
+    f'drafter widths = (0, {widths[row.method][-1]})'
+    for row in rows
+    if (row.plain_rounds or 0) > _MANY and 0 not in widths[row.method]
+  ]
+
+
+def acceptance_notes(rows: Sequence[Row]) -> list[str]:
+  """Returns a sentence if an acceptance exceeds that of every position."""
+  if not any(map(_exceeds_every_position, rows)):
+    return []
+  return [
+    'The acceptance may exceed that of every position: it counts only the '
+    'draft tokens that verification reached, whereas a position counts every '
+    'round that drafted a token there, also after an earlier rejection.'
+  ]
+
+
+def _exceeds_every_position(row) -> bool:
+  shares = [x for x in row.acceptance_by_position if x is not None]
+  return bool(shares) and (row.acceptance or 0) > max(shares)
+
+
+def rule_lines(rows: Sequence[Row]) -> list[rich.text.Text]:
+  """Returns warnings of lossy rules; if sampling, also rules and draft kinds.
+
+  Args:
+    rows: the rows of all methods, over all prompts.
+  """
+  lines = [
+    rich.text.Text(
+      f'{row.method}: verify.{row.verifier} is lossy: this is not the '
+      "target's distribution",
+      'bold yellow',
+    )
+    for row in rows
+    if not row.lossless
+  ]
+  drafted = [row for row in rows if row.num_draft_tokens]
+  if drafted and drafted[0].temperature > 0:
+    rules = [f'{row.method} {row.verifier} ({row.law})' for row in drafted]
+    lines.append(
+      rich.text.Text(f'rules, and the kinds of drafts: {", ".join(rules)}')
+    )
+  return lines
+
+
+def mismatch_lines(
+  found: Mapping[str, rows_lib.Mismatches], other: str = methods_lib.BASELINE
+) -> list[rich.text.Text]:
+  """Says for each method how its outputs compare with those of `other`."""
+  lines = []
+  for name, count in found.items():
+    if count.errors:
+      text, style = (
+        f'{count.errors} outputs DIFFER from {other}, and not at float ties: '
+        'not exact',
+        'bold red',
+      )
+    elif count.unaudited:
+      text, style = (
+        f'{count.unaudited} outputs differ from {other} and could not be '
+        'audited: they may or may not differ at float ties',
+        'bold red',
+      )
+    elif count.ties:
+      text, style = (
+        f'{count.ties} outputs differ from {other} at a float tie',
+        'yellow',
+      )
+    else:
+      text, style = f'every output equals {other}', ''
+    lines.append(rich.text.Text(f'{name}: {text}', style))
   return lines

@@ -10,8 +10,8 @@ from experiments.decoding import rounds
 from experiments.evaluation import generations
 from experiments.evaluation import papers
 from experiments.evaluation import plots
+from experiments.evaluation import results
 from experiments.evaluation import suite
-from experiments.evaluation import summary
 from experiments.html_report import views
 from experiments.reporting import columns
 from experiments.reporting import figures
@@ -126,10 +126,10 @@ def _blocks(run, anchor, prompts) -> Iterator[Block]:
     path = files.at(folder / generations.NAME)
     texts = generations.read(path, prompts) if path.exists() else ()
     yield Block(
-      [summary.main(rows), *summary.parts(rows, with_intervals=True)],
+      [results.main(rows), *results.parts(rows, with_intervals=True)],
       f'{anchor}-{i}-texts',
       rows_lib.title(rows_lib.overall(rows)[0]),
-      list(summary.in_detail(rows)),
+      list(results.in_detail(rows)),
       _figures(plots.of_rows(rows), f'{anchor}-{i}'),
       list(map(_text, texts)),
     )

@@ -50,15 +50,6 @@ class Table:
   note: str = ''
   meanings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-  def __post_init__(self):
-    """Raises ValueError unless each row has a cell per heading."""
-    for row in self.rows:
-      if len(row) != len(self.headings):
-        raise ValueError(
-          f'a row has {len(row)} cells under {len(self.headings)} headings: '
-          'give each column one cell'
-        )
-
   def __rich_console__(
     self, console: rich.console.Console, options: rich.console.ConsoleOptions
   ) -> Iterator[rich.table.Table]:

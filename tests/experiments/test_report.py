@@ -7,7 +7,7 @@ import re
 import pytest
 
 from experiments.evaluation import plots
-from experiments.evaluation import summary
+from experiments.evaluation import results
 from experiments.html_report import page
 from experiments.reporting import columns
 from experiments.reporting import figures
@@ -219,7 +219,7 @@ def test_a_negative_rest_is_explained_below_it(tmp_path):
   content = reports.evaluation(overhead_ms=-2.34)
   result_file.write(tmp_path / 'result.json', content)
   (run,) = result_file.find(str(tmp_path))
-  times, others = summary.in_detail(run.content['rows'])
+  times, others = results.in_detail(run.content['rows'])
   assert 'rest ms' in times.headings and 'rest ms' not in others.headings
   assert 'A negative rest is noise' in times.note
   assert '-2.34' in page.render([run], 'Results', 1)

@@ -15,7 +15,7 @@ from experiments.evaluation import conversations
 from experiments.evaluation import decoding
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import refilled
-from experiments.evaluation import summary
+from experiments.evaluation import results
 from experiments.evaluation import table as table_lib
 from experiments.reporting import rows as rows_lib
 import specsample
@@ -182,7 +182,7 @@ def test_differences_are_audited(in_bfloat16, tmp_path):
   assert row.refilled_ms_per_token == pytest.approx(1e3 * 3 / 24)
   assert row.refilled_speedup == pytest.approx(2)
   assert row.refilled_speedup_ci95 is None  # there is one batch
-  lines = [line.plain for line in summary.mismatch_lines(found, 'static')]
+  lines = [line.plain for line in results.mismatch_lines(found, 'static')]
   assert lines[0].startswith('ngram, refilled: 1 outputs DIFFER from static')
   assert 'could not be audited' in lines[1]
 

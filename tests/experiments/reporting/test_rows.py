@@ -7,7 +7,7 @@ import pytest
 
 from experiments.decoding import display
 from experiments.decoding import generation
-from experiments.evaluation import summary
+from experiments.evaluation import results
 from experiments.reporting import files
 from experiments.reporting import ratios as ratios_lib
 from experiments.reporting import rows as rows_lib
@@ -190,12 +190,12 @@ def test_a_row_without_a_token_has_no_time_a_token():
 
 def test_a_table_names_its_rules_and_those_that_are_not_exact():
   exact = _row()
-  assert summary.rule_lines([exact]) == []
+  assert results.rule_lines([exact]) == []
   drawn = _row(temperature=1.0)
   lossy = _row(
     method='heads', verifier='typical', lossless=False, temperature=1.0
   )
-  warned, kinds = summary.rule_lines([drawn, lossy])
+  warned, kinds = results.rule_lines([drawn, lossy])
   assert 'heads: verify.typical is lossy' in warned
   rules = 'ngram chain (point_mass), heads typical (point_mass)'
   assert kinds.plain.endswith(rules)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.evaluation import summary
+from experiments.evaluation import results
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import tables
 
@@ -53,11 +53,6 @@ def test_a_part_repeats_the_names(in_terminal):
   assert _NAMES[-1] in whole
 
 
-def test_a_line_has_a_cell_a_heading():
-  with pytest.raises(ValueError, match='3 cells under 2 headings'):
-    tables.Table(('a', 'b'), [('1', '2', '3')])
-
-
 def test_lines_about_methods_have_their_names(in_terminal):
   found = {
     'a[/b]': rows_lib.Mismatches(0, 0),
@@ -65,7 +60,7 @@ def test_lines_about_methods_have_their_names(in_terminal):
     ':bug:': rows_lib.Mismatches(0, 1),
     '[x]': rows_lib.Mismatches(1, 0, 1),
   }
-  lines = summary.mismatch_lines(found)
+  lines = results.mismatch_lines(found)
   text = in_terminal(100, _print, *lines, 'a str [/b] [red] :bug:')
   for name in (*found, 'a str [/b] [red] :bug:'):
     assert name in text

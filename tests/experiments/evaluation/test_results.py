@@ -1,6 +1,6 @@
 """Tables and sentences about an evaluation's rows, by hand."""
 
-from experiments.evaluation import summary
+from experiments.evaluation import results
 from experiments.reporting import rows as rows_lib
 from tests.experiments import reports
 
@@ -16,7 +16,7 @@ def test_a_score_that_a_method_lacks_is_a_dash():
     _row('a', 'overall', scores={'share': share, 'exact': exact}),
     _row('b', 'overall', scores={'exact': exact}),
   ]
-  table = summary.scores(rows)
+  table = results.scores(rows)
   assert table.headings == ['method', 'share', 'exact']
   assert table.rows == [
     ['a', '0.250 (0.125-0.500)', '1.000'],
@@ -32,7 +32,7 @@ def test_a_category_has_a_cell_for_each_method_but_the_baseline():
     _row('autoregressive', 'math', prompts=7),
     _row('a', 'math', speedup=1.25, prompts=7),
   ]
-  table = summary.by_category(rows, with_intervals=True)
+  table = results.by_category(rows, with_intervals=True)
   assert table.headings == ['category', 'prompts', 'a', 'b']
   assert table.rows == [
     ['overall', '2', '1.50x (1.25-1.75), 2.00', '2.00x (1.25-1.75), 2.00'],
@@ -48,7 +48,7 @@ def test_rounds_that_read_more_than_they_drafted_are_named():
     _row('ngram', 'overall', plain_rounds=0.5),
   ]
   widths = {'autoregressive': (0,), 'mine': (3,), 'few': (3,), 'ngram': (0, 7)}
-  assert summary.width_notes(rows, widths) == [
+  assert results.width_notes(rows, widths) == [
     'mine: 50% of the rounds drafted nothing, but the target read 4 tokens in '
     'each: give the drafter widths = (0, 3)'
   ]
@@ -56,12 +56,12 @@ def test_rounds_that_read_more_than_they_drafted_are_named():
 
 def test_values_that_look_wrong_are_explained():
   plain = _row('a', 'overall', overhead_ms=0.5, acceptance=0.6)
-  assert summary.rest_notes([plain]) == []
-  assert summary.acceptance_notes([plain]) == []
-  (rest,) = summary.rest_notes([plain, _row('b', 'overall', overhead_ms=-2.34)])
+  assert results.rest_notes([plain]) == []
+  assert results.acceptance_notes([plain]) == []
+  (rest,) = results.rest_notes([plain, _row('b', 'overall', overhead_ms=-2.34)])
   assert rest.startswith('A negative rest is noise')
   shares = {'acceptance': 0.6, 'acceptance_by_position': [0.5, None, 0.55]}
-  (acceptance,) = summary.acceptance_notes(
+  (acceptance,) = results.acceptance_notes(
     [plain, _row('b', 'overall', **shares)]
   )
   assert 'may exceed that of every position' in acceptance
