@@ -180,7 +180,7 @@ def test_folders_of_experiments_import_lower_floors_only():
   ('module', 'source', 'is_allowed'),
   [
     ('html_report.page', 'from experiments.evaluation import table', True),
-    ('html_report.page', 'from experiments.html_report import files', True),
+    ('html_report.page', 'from experiments.html_report import views', True),
     ('evaluation.table', 'from experiments.html_report import page', False),
     ('command.cli', 'def f():\n  from experiments import methods', False),
     ('evaluation.table', 'from experiments import evaluate', False),
