@@ -5,6 +5,7 @@ kept before the next one begins: as a line of a local file, or an object in a
 bucket.
 """
 
+from collections.abc import Iterator
 from concurrent import futures
 import errno
 import fcntl
@@ -108,6 +109,10 @@ class Journal:
 
   def __len__(self) -> int:
     return len(self._entries)
+
+  def __iter__(self) -> Iterator[tuple]:
+    """Returns the keys, in the order in which their units were finished."""
+    return iter(self._entries)
 
   def add(self, key: tuple, value: dict[str, Any]) -> None:
     """Records a finished unit; returns once it is stored."""

@@ -85,7 +85,7 @@ def batches(
   They are mapped from the rest of their keys, after the method.
   """
   start = key(method, 0)[:2]
-  found = [place for place, _ in journal.units() if place[:2] == start]
+  found = [place for place in journal if place[:2] == start]
   # Keys of the first turn end with the call.
   found.sort(key=lambda place: (place[3:], place[2]))
   return {place[2:]: journal[place] for place in found}
