@@ -209,8 +209,6 @@ def _read(
     return None
   file = _file(flag.name, flag.value)
   cli.say(file.summary())
-  if file.lost:
-    cli.say(file.lost)
   return file
 
 
@@ -226,10 +224,10 @@ def _excluded() -> list[str]:
   if _EXCLUDE.value is None:
     return []
   file = _file('exclude', _EXCLUDE.value)
-  if file.lost or file.fault:
+  if file.fault:
     raise ValueError(
-      f'{file.lost or f"{_EXCLUDE.value}, {file.fault}"}: correct it, so that '
-      'the whole test set is kept out'
+      f'{_EXCLUDE.value}, {file.fault}: correct it, so that the whole test set '
+      'is kept out'
     )
   return [turn for x in file.conversations for turn in x.turns]
 

@@ -9,14 +9,15 @@
 These are ShareGPT's, OpenAI's and Spec-Bench's formats; "turns" are the user's.
 Records form one JSON array or are JSON lines, which a file holds if its name
 says so (.jsonl, .json) or if it starts with a brace. It may be compressed by
-gzip. A damaged or truncated file is read as far as possible, and `File.lost`
-says how much is missing. Records and parts of a conversation that cannot be
-used are left out and counted.
+gzip. Damaged records and parts of a conversation that cannot be used are left
+out and counted; an array is read up to the first damaged record.
 """
 
+import codecs
 import collections
 from collections.abc import Iterator, Sequence
 import dataclasses
+import gzip
 import hashlib
 import json
 import math
@@ -24,8 +25,7 @@ import pathlib
 import re
 import reprlib
 from typing import Any
-
-from experiments.decoding import json_lines
+import zlib
 
 NO_CATEGORY = 'none'
 # Categories of tables: all prompts together, and the turns of conversations.
@@ -39,7 +39,10 @@ _ROLES = {
 _TOOL_ROLES = ('tool', 'function', 'function_call', 'observation')
 _TOOL_FIELDS = ('tool_calls', 'function_call')
 # How a JSON array of records begins; other texts may begin with a bracket.
-_ARRAY = re.compile(rb'\s*\[\s*(\{|\]|$)')
+_ARRAY = re.compile(r'\s*\[\s*(\{|\]|$)')
+_NO_SEPARATOR = re.compile(r'[^\s,]')
+_SURROGATE = re.compile('[\ud800-\udfff]')
+_GZIP = b'\x1f\x8b'  # how a gzip file begins, whatever its name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,19 +77,18 @@ class File:
 
   path: str
   conversations: Sequence[Conversation]
-  num_read: int = 0  # conversations, including skipped ones
-  num_turns: int = 0  # user turns in all of these
-  left_out: dict[str, int] = dataclasses.field(default_factory=dict)
-  fault: str | None = None  # of the first record that is no conversation
-  lost: str | None = None  # what is missing from a damaged file, and where
+  num_read: int  # conversations, including skipped ones
+  num_turns: int  # user turns in all of these
+  left_out: dict[str, int]
+  fault: str | None  # of the first record that is no conversation
 
   def summary(self) -> str:
     """Returns one line that says what was read and what was left out."""
-    counts = ', '.join(f'{n:,} {why}' for why, n in self.left_out.items())
+    counts = _joined(self.left_out) or 'all of them are used'
     first = f', first {self.fault}' if self.fault else ''
     return (
       f'{self.path}: {self.num_read:,} conversations, {self.num_turns:,} user '
-      f'turns; {counts or "all of them are used"}{first}'
+      f'turns; {counts}{first}'
     )
 
   def to_json(self) -> dict[str, Any]:
@@ -96,7 +98,6 @@ class File:
       'conversations': self.num_read,
       'user_turns': self.num_turns,
       'left_out': self.left_out,
-      'lost': self.lost,
     }
 
 
@@ -116,44 +117,49 @@ def read(path: str) -> File:
     ValueError: if the file cannot be read or has no user turn; names the file,
       the first record that is no conversation, and the remedy.
   """
-  reader = _Reader(path)
-  data, damage = json_lines.unpacked_until(json_lines.content(path))
   try:
-    data = json_lines.as_utf8(data)
+    content = text(pathlib.Path(path).read_bytes())
+  except OSError as error:
+    raise ValueError(
+      f'{path}: {error.strerror}: give a readable file'
+    ) from error
   except ValueError as error:
     raise ValueError(f'{path}: {error}') from error
-  if _ARRAY.match(data):
-    found = list(reader.array(data))
-  else:
-    if damage:  # the last line is incomplete
-      data = data[: data.rfind(b'\n') + 1]
-    found = list(reader.lines(data))
-  if damage:
-    reader.lost = (
-      f'{path} is damaged ({damage}): the {reader.num_read:,} conversations '
-      'before the damage are used'
-    )
+  found: list[Conversation] = []
+  left_out: collections.Counter[str] = collections.Counter()
+  fault = None
+  num_read = num_turns = 0
+  for where, place, record in _records(content, path):
+    num_read += 1
+    try:
+      if isinstance(record, ValueError):
+        raise record
+      raw = _raw_messages(record)
+      if raw is None:
+        found.append(of_prompts(record, place))
+        num_turns += len(found[-1].messages)
+        continue
+      found += _chat(record, raw, place, left_out)
+      num_turns += sum(_role(message) == USER for message in raw)
+    except ValueError as error:
+      is_damaged = error is record
+      why = 'damaged; an array ends there' if is_damaged else 'no conversation'
+      left_out[f'skipped ({why})'] += 1
+      fault = fault or f'{where}: {error}'
   if not found:
-    left_out = ', '.join(f'{n:,} {why}' for why, n in reader.left_out.items())
+    reason = fault or _joined(left_out) or 'the file is empty'
     raise ValueError(
-      f'{reader.lost or path}: there is no prompt and no conversation with a '
-      f'user turn ({reader.fault or left_out or "the file is empty"}): '
-      'docs/training.md has the formats'
+      f'{path}: there is no prompt and no conversation with a user turn '
+      f'({reason}): docs/training.md has the formats'
     )
   return File(
     path=path,
     conversations=found,
-    num_read=reader.num_read,
-    num_turns=reader.num_turns,
-    left_out=dict(sorted(reader.left_out.items())),
-    fault=reader.fault,
-    lost=reader.lost,
+    num_read=num_read,
+    num_turns=num_turns,
+    left_out=dict(sorted(left_out.items())),
+    fault=fault,
   )
-
-
-def _is_json(path: str) -> bool:
-  """Returns whether a file's name says that it holds JSON."""
-  return pathlib.Path(uncompressed(path)).suffix in ('.jsonl', '.json')
 
 
 def uncompressed(path: str) -> str:
@@ -161,92 +167,149 @@ def uncompressed(path: str) -> str:
   return path.removesuffix('.gz')
 
 
+def unpacked(data: bytes) -> bytes:
+  """Returns the content of a file, decompressed if it is a gzip file.
+
+  Raises:
+    ValueError: the file is damaged.
+  """
+  if not data.startswith(_GZIP):
+    return data
+  try:
+    return gzip.decompress(data)
+  except (OSError, EOFError, zlib.error) as error:
+    raise ValueError(f'it is damaged ({error}); get it again') from error
+
+
+def text(data: bytes) -> str:
+  """Returns the text of a file, which may be compressed by gzip.
+
+  Bytes that are not UTF-8 become surrogates, which no valid text contains.
+
+  Raises:
+    ValueError: the file is damaged, or marked as UTF-16 without being it.
+  """
+  data = unpacked(data)
+  if not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    return data.decode('utf-8-sig', 'surrogateescape')
+  try:
+    return data.decode('utf-16')
+  except UnicodeDecodeError as error:
+    raise ValueError(
+      f'it begins as UTF-16 does, but is not ({error.reason} at byte '
+      f'{error.start:,}): save it as UTF-8'
+    ) from error
+
+
+def lines(content: str) -> list[tuple[int, str]]:
+  """Returns the lines that are not blank, each after its number from 1."""
+  # Not splitlines, which would also split at a form feed inside a text.
+  numbered = enumerate(content.split('\n'), 1)
+  return [(i, line.strip()) for i, line in numbered if line.strip()]
+
+
+def value(line: str) -> Any:
+  """Returns the value of a line of JSON.
+
+  Raises:
+    ValueError: the line is not JSON, or is nested too deeply to be read.
+  """
+  try:
+    return json.loads(line)
+  except (json.JSONDecodeError, RecursionError) as error:
+    raise _damage(error) from error
+
+
+def _damage(error: json.JSONDecodeError | RecursionError) -> ValueError:
+  if isinstance(error, RecursionError):
+    return ValueError('it is nested too deeply')
+  return ValueError(
+    f'{error.msg} (character {error.pos + 1:,} of what should be JSON)'
+  )
+
+
+def _joined(counts) -> str:
+  return ', '.join(f'{n:,} {why}' for why, n in counts.items())
+
+
 class _UnfitError(Exception):
   """Raised for a message that cannot be used; says why."""
 
 
-class _Reader:
-  """A reader that counts what it leaves out."""
+def _records(content: str, path: str) -> Iterator[tuple[str, int, Any]]:
+  """Yields the records of a file, each after its place in words and its number.
 
-  def __init__(self, path: str):
-    self._path = path
-    self.num_read = 0
-    self.num_turns = 0
-    self.left_out: collections.Counter[str] = collections.Counter()
-    self.fault: str | None = None
-    self.lost: str | None = None
-
-  def array(self, data: bytes) -> Iterator[Conversation]:
-    """Yields the conversations of a JSON array up to where it is damaged."""
+  A ValueError stands for a damaged record.
+  """
+  if _ARRAY.match(content):
+    for place, record in enumerate(_array(content), 1):
+      yield f'record {place}', place, record
+    return
+  suffix = pathlib.Path(uncompressed(path)).suffix
+  is_json = suffix in ('.jsonl', '.json') or content.lstrip().startswith('{')
+  for place, line in lines(content):
     try:
-      for place, record in enumerate(json_lines.array(data), 1):
-        yield from self._record(record, place, f'record {place}')
-    except json_lines.BreakError as error:
-      self.lost = (
-        f'{self._path} is cut off or damaged after {self.num_read:,} '
-        f'conversations ({error}): the {error.num_bytes:,} bytes after them, '
-        f'{error.num_bytes / len(data):.2%}, are not used'
-      )
-
-  def lines(self, data: bytes) -> Iterator[Conversation]:
-    """Yields the conversations of JSON lines, or the lines of a plain text."""
-    # Bytes that are not UTF-8 become surrogates. Not splitlines, which would
-    # also split at a form feed inside a text.
-    split = data.decode(errors='surrogateescape').split('\n')
-    numbered = [(i, x.strip()) for i, x in enumerate(split, 1) if x.strip()]
-    is_text = not (
-      _is_json(self._path) or (numbered and numbered[0][1].startswith('{'))
-    )
-    damaged: list[str] = []
-    for i, line in numbered:
-      try:
-        record = {'prompt': line} if is_text else json_lines.value(line)
-      except ValueError as error:
-        damaged.append(f'line {i}: {error}')
-        continue
-      yield from self._record(record, i, f'line {i}')
-    if damaged:
-      self.lost = (
-        f'{self._path}, {damaged[0]}: {len(damaged):,} of {len(numbered):,} '
-        'lines are damaged and not used'
-      )
-
-  def _record(
-    self, record: Any, place: int, where: str
-  ) -> Iterator[Conversation]:
-    """Yields the conversation of a record, or nothing if it has none."""
-    self.num_read += 1
-    try:
-      raw = _raw_messages(record)
-      if raw is None:
-        found = of_prompts(record, place)
-        self.num_turns += len(found.messages)
-        yield found
-        return
-      category = _category(record)
+      found = value(line) if is_json else {'prompt': line}
     except ValueError as error:
-      self.left_out['skipped (no conversation)'] += 1
-      self.fault = self.fault or f'{where}: {error}'
+      found = error
+    yield f'line {place}', place, found
+
+
+def _array(content: str) -> Iterator[Any]:
+  """Yields the values of a JSON array, and a ValueError where it is damaged."""
+  decoder = json.JSONDecoder()
+  at = content.index('[') + 1
+  while True:
+    begin = _NO_SEPARATOR.search(content, at)
+    at = begin.start() if begin else len(content)
+    if content.startswith(']', at):
       return
-    roles = [_role(message) for message in raw]
-    self.num_turns += roles.count(USER)
-    # ShareGPT's long conversations were split, often right before an answer.
-    first = next((i for i, x in enumerate(roles) if x == USER), len(roles))
-    start = next((i for i in range(first) if roles[i] == ASSISTANT), first)
-    if start < first < len(roles):
-      self.left_out['begin with an answer, which is left out'] += 1
-    messages, fault = _in_turn(raw[:start] + raw[first:])
-    if first == len(roles):
-      fault = 'no turn of a user'
-    if not any(role == USER for role, _ in messages):
-      self.left_out[f'skipped ({fault})'] += 1
-      return
-    if fault:
-      self.left_out[f'cut short ({fault})'] += 1
     try:
-      yield _chat(record, messages, raw[-1], not fault, place, category)
-    except _UnfitError as error:
-      self.left_out[f'skipped ({error})'] += 1
+      found, at = decoder.raw_decode(content, at)
+    except (json.JSONDecodeError, RecursionError) as error:
+      yield _damage(error)
+      return
+    yield found
+
+
+def _chat(record, raw, place, left_out) -> list[Conversation]:
+  """Returns [chat] up to its first unfit message, or [] if no turn is left.
+
+  What is left out is counted in `left_out`.
+  """
+  category, temperature = _category(record), _temperature(record)
+  roles = [_role(message) for message in raw]
+  usable = raw
+  # ShareGPT's long conversations were split, often right before an answer.
+  first = roles.index(USER) if USER in roles else 0
+  if ASSISTANT in roles[:first]:
+    left_out['begin with an answer, which is left out'] += 1
+    usable = raw[: roles.index(ASSISTANT)] + raw[first:]
+  messages, fault = _in_turn(usable)
+  if USER not in roles:
+    fault = 'no turn of a user'
+  if not any(role == USER for role, _ in messages):
+    left_out[f'skipped ({fault})'] += 1
+    return []
+  reason = record.get('finish_reason')
+  if isinstance(raw[-1], dict):
+    reason = raw[-1].get('finish_reason', reason)
+  if fault:
+    left_out[f'cut short ({fault})'] += 1
+    reason = None  # it is about the last answer
+  num_tokens = record.get('num_tokens')
+  num_answers = sum(role == ASSISTANT for role, _ in messages)
+  is_count = isinstance(num_tokens, int) and num_answers == 1
+  chat = Conversation(
+    messages=tuple(messages),
+    id=str(record.get('id', place)),
+    place=place,
+    category=category,
+    temperature=temperature,
+    finish_reason=reason if isinstance(reason, str) else None,
+    num_tokens=num_tokens if is_count else None,
+  )
+  return [chat]
 
 
 def _raw_messages(record):
@@ -276,7 +339,16 @@ def of_prompts(record: Any, place: int) -> Conversation:
   else:
     raise ValueError('it has neither "prompt" nor "turns"')
   for number, turn in enumerate(turns, 1):
-    _check('the prompt' if number == 1 else f'turn {number}', turn)
+    name = 'the prompt' if number == 1 else f'turn {number}'
+    if not isinstance(turn, str) or not turn.strip():
+      raise ValueError(
+        f'{name} is {reprlib.repr(turn)}: it must be a text that is not empty'
+      )
+    if is_broken(turn):
+      raise ValueError(
+        f'{name} has bytes that are not UTF-8, or half of a surrogate pair: '
+        'save it as UTF-8, as `iconv -f latin1 -t utf-8` does'
+      )
   return Conversation(
     messages=tuple((USER, turn) for turn in turns),
     id=str(record.get('question_id', record.get('id', place))),
@@ -285,50 +357,20 @@ def of_prompts(record: Any, place: int) -> Conversation:
   )
 
 
-def _check(name, text):
-  if not isinstance(text, str) or not text.strip():
-    raise ValueError(
-      f'{name} is {reprlib.repr(text)}: it must be a text that is not empty'
-    )
-  try:
-    text.encode()
-  except UnicodeEncodeError as error:
-    raise ValueError(f'{name} has {_broken(error)}') from error
+def is_broken(content: str) -> bool:
+  """Returns whether a text holds a surrogate, which has no encoding.
+
+  JSON can write one, and bytes that are not UTF-8 are read as one.
+  """
+  return _SURROGATE.search(content) is not None
 
 
-def _broken(error):
-  """Returns what is wrong with a character that has no UTF-8 encoding."""
-  if 0xDC80 <= ord(error.object[error.start]) <= 0xDCFF:  # `surrogateescape`
-    return (
-      'bytes that are not UTF-8: save the file as UTF-8, as '
-      '`iconv -f latin1 -t utf-8` does'
-    )
-  return 'half of a surrogate pair'
-
-
-def _chat(record, messages, last, whole, place, category) -> Conversation:
-  """Returns the conversation made of messages whose roles alternate."""
-  temperature = record.get('temperature')
-  if temperature is not None and not (
-    isinstance(temperature, int | float)
-    and not isinstance(temperature, bool)
-    and 0 <= temperature < math.inf
-  ):
-    raise _UnfitError('"temperature" is not a number of at least 0')
-  reason = record.get('finish_reason')
-  if isinstance(last, dict):
-    reason = last.get('finish_reason', reason)
-  num_tokens = record.get('num_tokens')
-  num_answers = sum(role == ASSISTANT for role, _ in messages)
-  is_count = isinstance(num_tokens, int) and num_answers == 1
-  return Conversation(
-    messages=tuple(messages),
-    id=str(record.get('id', place)),
-    place=place,
-    category=category,
-    temperature=temperature,
-    finish_reason=reason if whole and isinstance(reason, str) else None,
-    num_tokens=num_tokens if is_count else None,
+def _temperature(record) -> float | None:
+  found = record.get('temperature')
+  if found is None or (type(found) in (int, float) and 0 <= found < math.inf):
+    return found
+  raise ValueError(
+    f'"temperature" is {reprlib.repr(found)}: it must be a number of at least 0'
   )
 
 
@@ -397,8 +439,6 @@ def _message(message) -> tuple[str, str]:
     raise _UnfitError('a message without text')
   if not content.strip():
     raise _UnfitError('empty turn')
-  try:
-    content.encode()
-  except UnicodeEncodeError as error:
-    raise _UnfitError(f'a message with {_broken(error)}') from error
+  if is_broken(content):
+    raise _UnfitError('a message with broken characters')
   return role, content

@@ -6,9 +6,11 @@ decodes them too, each after the method's own answers.
 
 import dataclasses
 import pathlib
+import reprlib
 import sys
 
 from experiments.decoding import conversations
+from specsample import text as text_lib
 
 NO_CATEGORY = conversations.NO_CATEGORY
 
@@ -37,8 +39,8 @@ def read(path: str, limit: int | None = None) -> list[Prompt]:
       its records has no prompt; the message names the file and the record.
   """
   file = conversations.read(path)
-  if file.lost or file.fault:
-    raise ValueError(f'{file.lost or f"{path}, {file.fault}"}: correct it')
+  if file.fault:
+    raise ValueError(f'{path}, {file.fault}: correct it')
   if file.left_out:
     print(file.summary(), file=sys.stderr)
   return [of(found) for found in file.conversations[:limit]]
@@ -57,3 +59,25 @@ def of(found: conversations.Conversation) -> Prompt:
     next_turns=tuple(others),
     system=found.system[0][1] if found.system else None,
   )
+
+
+def encode(
+  tokenizer: text_lib.Tokenizer,
+  prompt: str,
+  chat: bool,
+  system: str | None = None,
+) -> list[int]:
+  """Returns the tokens of a prompt, plain or as the first turn of a chat.
+
+  Raises:
+    ValueError: a chat begins with a system message, but `chat` is False.
+  """
+  if chat:
+    first = [] if system is None else [{'role': 'system', 'content': system}]
+    return tokenizer.encode_chat([*first, {'role': 'user', 'content': prompt}])
+  if system is not None:
+    raise ValueError(
+      f'the prompt {reprlib.repr(prompt)} has a system message, but chat is '
+      'False: set it to True, or leave the message out'
+    )
+  return tokenizer.encode(prompt)

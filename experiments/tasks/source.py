@@ -13,7 +13,7 @@ import reprlib
 from typing import Any
 
 from experiments.command import config
-from experiments.decoding import json_lines
+from experiments.decoding import conversations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Source:
     """
     kept, left_out = self._read()
     if self.path is not None:
-      text = json_lines.unpacked(self._bytes())
+      text = conversations.unpacked(self._bytes())
       digest = hashlib.sha256(text).hexdigest()
       known = None if self.sha256 is None else digest == self.sha256
       return Provenance(self.shown or self.path, digest, known, left_out)
@@ -167,15 +167,14 @@ class Source:
   def _lines(self) -> Iterator[tuple[int, Any]]:
     data = self._bytes()
     try:
-      lines = json_lines.lines(data)
+      lines = conversations.lines(conversations.text(data))
     except ValueError as error:
       raise self.error(str(error)) from error
-    for number, line in enumerate(lines, 1):
-      if line.strip():
-        try:
-          yield number, json_lines.value(line)
-        except ValueError as error:
-          raise self.error(f'line {number} is not JSON ({error})') from error
+    for number, line in lines:
+      try:
+        yield number, conversations.value(line)
+      except ValueError as error:
+        raise self.error(f'line {number} is not JSON ({error})') from error
 
   def _bytes(self) -> bytes:
     try:
@@ -194,10 +193,9 @@ class Source:
           f'line {line}: "{name}" is {reprlib.repr(text)}, but it should '
           'be a text'
         )
-      try:
-        text.encode()
-      except UnicodeEncodeError as error:
+      if conversations.is_broken(text):
         raise self.error(
-          f'line {line}: "{name}" holds half of a surrogate pair'
-        ) from error
+          f'line {line}: "{name}" holds bytes that are not UTF-8, or half of a '
+          'surrogate pair'
+        )
     return values

@@ -67,7 +67,7 @@ def test_both_formats_are_read_from_lines_and_arrays(tmp_path, name):
   assert first.turns == ['One?', 'Three?']
   assert first.system == _MESSAGES[:1]
   assert (file.num_read, file.num_turns, file.left_out) == (2, 4, {})
-  assert file.lost is None
+  assert file.fault is None
   assert file.summary().endswith(
     '2 conversations, 4 user turns; all of them are used'
   )
@@ -110,7 +110,7 @@ _USER, _GPT = ('user', 'One?'), ('assistant', 'Two.')
     (
       [_USER, ('assistant', '\ud800')],
       1,
-      'cut short (a message with half of a surrogate pair)',
+      'cut short (a message with broken characters)',
     ),
     (
       [_USER, ('assistant', [{'type': 'image_url', 'image_url': 'x'}])],
@@ -140,13 +140,12 @@ def test_an_assistants_tool_call_ends_a_conversation(tmp_path):
 
 
 @pytest.mark.parametrize('value', [-1, 'hot', True, float('nan')])
-def test_a_temperature_that_is_none_is_counted(tmp_path, value):
+def test_a_temperature_that_is_none_is_named(tmp_path, value):
   file = _read(
     tmp_path, _openai(_USER, temperature=value), _openai(_USER, temperature=0.7)
   )
-  assert file.left_out == {
-    'skipped ("temperature" is not a number of at least 0)': 1
-  }
+  assert file.left_out == {'skipped (no conversation)': 1}
+  assert file.fault.startswith(f'line 1: "temperature" is {value!r}: it must')
   assert [x.temperature for x in file.conversations] == [0.7]
 
 
@@ -156,27 +155,26 @@ def _array(count):
   return [_openai(('user', f'{text}{i}'), _GPT) for i in range(count)]
 
 
-@pytest.mark.parametrize('chunk', [1, 7, 100, 1 << 20])
-def test_an_array_is_read_up_to_where_it_is_cut_off(
-  tmp_path, monkeypatch, chunk
-):
-  monkeypatch.setattr('experiments.decoding.json_lines._CHUNK', chunk)
+_DAMAGED = 'skipped (damaged; an array ends there)'
+
+
+def test_an_array_is_read_up_to_where_it_is_cut_off(tmp_path):
   records = _array(5)
   whole = json.dumps(records, ensure_ascii=False).encode()
   path = tmp_path / 'array.json'
   path.write_bytes(whole)
   file = conversations.read(str(path))
-  assert file.lost is None
+  assert file.fault is None
   texts = [x.turns[0] for x in file.conversations]
   assert texts == [x['messages'][0]['content'] for x in records]
-  for cut in range(whole.index(b'2"') + 90, len(whole)):
-    path.write_bytes(whole[:cut])
+  for size in range(whole.index(b'2"') + 90, len(whole)):
+    path.write_bytes(whole[:size])
     file = conversations.read(str(path))
-    assert [x.turns[0] for x in file.conversations] == texts[: file.num_read]
-    assert file.num_read >= 3
-    left = whole[:cut].rpartition(b'}]}')[2].lstrip(b', ')
-    assert f'{file.num_read} conversations' in file.lost
-    assert f'the {len(left):,} bytes after' in file.lost
+    count = len(file.conversations)
+    assert [x.turns[0] for x in file.conversations] == texts[:count]
+    assert count >= 3
+    assert file.left_out == {_DAMAGED: 1}
+    assert file.fault.startswith(f'record {count + 1}: ')
 
 
 def test_an_array_damaged_in_the_middle_gives_what_is_before(tmp_path):
@@ -186,12 +184,11 @@ def test_an_array_damaged_in_the_middle_gives_what_is_before(tmp_path):
   path.write_bytes(whole[:middle] + b'"' + whole[middle:])
   file = conversations.read(str(path))
   assert 0 < len(file.conversations) < 5
-  assert 'is cut off or damaged after' in file.lost
+  assert file.left_out == {_DAMAGED: 1}
   # Broken characters end only their own conversation.
   path.write_bytes(whole.replace(b'"Two."', b'"Tw\xff."', 1))
   file = conversations.read(str(path))
-  (reason,) = file.left_out
-  assert 'cut short (a message with bytes that are not UTF-8' in reason
+  assert file.left_out == {'cut short (a message with broken characters)': 1}
   assert [len(x.messages) for x in file.conversations] == [1, 2, 2, 2, 2]
   # A record of another form is not damage.
   path.write_text(json.dumps([{'a': 1}, None, *_array(1)]))
@@ -201,7 +198,7 @@ def test_an_array_damaged_in_the_middle_gives_what_is_before(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['lines.jsonl', 'array.json'])
-def test_a_compressed_file_is_read_up_to_where_it_is_cut_off(tmp_path, name):
+def test_a_compressed_file_is_read_if_it_is_whole(tmp_path, name):
   records = _array(2000)
   dumped = [json.dumps(x) for x in records]
   text = f'[{",".join(dumped)}]' if 'array' in name else '\n'.join(dumped)
@@ -211,11 +208,8 @@ def test_a_compressed_file_is_read_up_to_where_it_is_cut_off(tmp_path, name):
   path.write_bytes(data)
   assert len(conversations.read(str(path)).conversations) == 2000
   path.write_bytes(data[: len(data) // 2])
-  file = conversations.read(str(path))
-  assert 100 < len(file.conversations) < 2000
-  assert 'is damaged (it is cut off)' in file.lost
-  texts = [x['messages'][0]['content'] for x in records]
-  assert [x.turns[0] for x in file.conversations] == texts[: file.num_read]
+  with pytest.raises(ValueError, match=r'gz: it is damaged .*; get it again'):
+    conversations.read(str(path))
 
 
 def test_damaged_lines_are_left_out_and_the_first_is_named(tmp_path):
@@ -224,8 +218,9 @@ def test_damaged_lines_are_left_out_and_the_first_is_named(tmp_path):
   path.write_text(f'{good}\n{good[:-9]}\n{good}\n{good[:20]}')
   file = conversations.read(str(path))
   assert [x.place for x in file.conversations] == [1, 3]
-  assert 'lines.jsonl, line 2: ' in file.lost
-  assert '2 of 4 lines are damaged' in file.lost
+  assert file.fault.startswith('line 2: ')
+  assert file.left_out == {_DAMAGED: 2}
+  assert f'2 {_DAMAGED}, first line 2: ' in file.summary()
 
 
 @pytest.mark.parametrize(
@@ -233,8 +228,8 @@ def test_damaged_lines_are_left_out_and_the_first_is_named(tmp_path):
   [
     ('', 'there is no prompt .*the file is empty'),
     ('[]', 'there is no prompt and no conversation with a user turn'),
-    ('[{"mess', 'is cut off or damaged after 0 conversations .*there is no'),
-    ('{"mess', 'line 1: Unterminated string .*there is no prompt'),
+    ('[{"mess', r'there is no prompt .*\(record 1: Unterminated string'),
+    ('{"mess', r'there is no prompt .*\(line 1: Unterminated string'),
     ('{"messages": []}', r'\(1 skipped \(no turn of a user\)\)'),
     ('{"messages": "x"}', 'line 1: "messages" must be a list of messages'),
     ('{"text": "x"}', 'line 1: it has neither "prompt" nor "turns"'),

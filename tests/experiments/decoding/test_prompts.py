@@ -62,7 +62,10 @@ def test_limit_takes_the_first(tmp_path):
     ('{"turns": "a"}', 'at least one text'),
     ('{"turns": [null]}', 'must be a text'),
     ('{"turns": ["a", " "]}', "turn 2 is ' ': it must be a text"),
-    ('{"turns": ["a", "\\ud800"]}', 'turn 2 has half of a surrogate pair'),
+    (
+      '{"turns": ["a", "\\ud800"]}',
+      'turn 2 has bytes that are not',
+    ),
     ('{"prompt": "a", "category": "turn 2"}', "other than 'overall' and 't"),
     ('{"prompt": "\\ud800"}', 'surrogate'),
     ('{"prompt": "a", "category": "overall"}', "other than 'overall'"),
@@ -101,8 +104,8 @@ def test_a_record_without_a_prompt_is_named(tmp_path, form, record, message):
   ('line', 'message'),
   [
     ('{"prompt": "cut', 'Unterminated string'),
-    ('just text', 'Expecting value (character 1 of a line that should'),
-    ('{', '(character 2 of a line that should be a JSON object)'),
+    ('just text', 'Expecting value (character 1 of what should be'),
+    ('{', '(character 2 of what should be JSON)'),
     ('{"prompt": ' + '[' * 10**5, 'it is nested too deeply'),
   ],
   ids=lambda text: text[:40],
@@ -112,14 +115,13 @@ def test_a_line_that_is_not_json_is_named(tmp_path, line, message):
   with pytest.raises(ValueError, match=r'broken\.jsonl, line 7: ') as error:
     prompts.read(path)
   assert message in str(error.value)
-  assert '1 of 7 lines are damaged' in str(error.value)
 
 
 def test_bytes_that_are_no_text(tmp_path):
   path = tmp_path / 'latin.txt'
   path.write_bytes(b'a\n' * 6 + b'caf\xe9\n')
   message = (
-    r'latin\.txt, line 7: the prompt has bytes that are not UTF-8: .*iconv'
+    r'latin\.txt, line 7: the prompt has bytes that are not UTF-8, .*iconv'
   )
   with pytest.raises(ValueError, match=message):
     prompts.read(str(path))
@@ -173,7 +175,7 @@ def test_a_compressed_file_is_read_whatever_its_name(tmp_path):
   path.write_bytes(data)
   assert [prompt.text for prompt in prompts.read(str(path))] == ['a', 'b']
   path.write_bytes(data[:-9])
-  with pytest.raises(ValueError, match=r'jsonl is damaged \(it is cut off\)'):
+  with pytest.raises(ValueError, match=r'jsonl: it is damaged .*get it'):
     prompts.read(str(path))
 
 
