@@ -46,9 +46,9 @@ flags.DEFINE_bool(
 )
 flags.DEFINE_list(
   'drafter',
-  'auto',
+  None,
   f'The drafter: {", ".join(DRAFTERS)}. Several, separated by commas, answer '
-  'one after the other.',
+  'one after the other. Default auto or, with --top_candidates, draft.',
 )
 flags.DEFINE_integer(
   'num_draft_tokens',
@@ -135,7 +135,8 @@ flags.register_validator(
 flags.register_validator(
   'drafter',
   lambda names: (
-    len(names) == 1
+    names is None
+    or len(names) == 1
     or (
       names
       and not flags.FLAGS['out'].value

@@ -1,6 +1,6 @@
 """A chat of several turns that keeps its cache from turn to turn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 import io
 import signal
@@ -11,9 +11,7 @@ import jax
 
 from experiments.command import cli
 from experiments.decoding import display
-from experiments.decoding import generation
 from experiments.decoding import stream
-from specsample import text as text_lib
 from specsample.loop import request
 from specsample.types import DecodeState
 
@@ -34,16 +32,12 @@ class Conversation:
     """Starts a conversation that must fit in the decoder's `max_length`."""
     self.num_read = 0
     self._decoder = decoder
+    self._tokenizer = decoder.target.tokenizer
     self._messages: list[dict[str, str]] = []
     self._tokens: list[int] = []  # of the row
     self._state: DecodeState | None = None
 
-  @property
-  def tokenizer(self) -> text_lib.Tokenizer:
-    """The tokenizer of the target."""
-    return self._decoder.target.tokenizer
-
-  def answer(self, turn: str) -> Iterator[generation.Chunk]:
+  def answer(self, turn: str) -> Iterator[stream.Chunk]:
     """Yields the chunks of the answer to a turn of the user.
 
     The caller may stop early; the answer is then what has been yielded so far.
@@ -58,12 +52,12 @@ class Conversation:
       answer += one.tokens
       self._state = state
       self._tokens = [*tokens, *answer]
-      self._messages = [*messages, self.tokenizer.message(answer)]
+      self._messages = [*messages, self._tokenizer.message(answer)]
       yield one
 
   def _row(self, messages) -> list[int]:
     """Returns a row's tokens: the old and new ones, or all encoded again."""
-    tokenizer = self.tokenizer
+    tokenizer = self._tokenizer
     text = tokenizer.chat(messages)
     known = tokenizer.decode(self._tokens, skip_special=False)
     rest = text.removeprefix(known)
@@ -100,51 +94,39 @@ class Conversation:
 
 
 def hold(
-  conversation: Conversation, first: str, marking: display.Marking | None
+  conversation: Conversation, first: str, views: Sequence[display.View]
 ) -> None:
   """Answers turns until there are no more, or until a second Ctrl-C.
 
   Args:
     conversation: an empty conversation whose decoder is compiled.
     first: the first turn; if it is '', that turn is read like the others.
-    marking: how to show what was drafted, if at all.
+    views: show the answers.
   """
-  if marking is not None:
-    marking.print_legend(display.console())
   if isinstance(sys.stdin, io.TextIOWrapper):
     # One turn that is not UTF-8 is no reason to end the chat.
     sys.stdin.reconfigure(errors='surrogateescape')
+  metrics = lambda last: display.turn_text(last, conversation.num_read)
   try:
     for turn in _turns(first):
-      _answer(conversation, turn, marking)
+      try:
+        cli.check_utf8('the turn', turn)
+        with _first_interrupt() as pressed:
+          chunks = _until(pressed, conversation.answer(turn))
+          display.show(chunks, views, metrics)
+      except ValueError as error:
+        display.note(str(error))
   except KeyboardInterrupt:
     pass
   if sys.stdin.isatty():
     print(file=sys.stderr)  # ends the line of an unanswered prompt
 
 
-def _answer(conversation, turn, marking) -> None:
-  """Shows the answer to one turn, or says why there is none."""
-  last = None
-  views = display.views(conversation.tokenizer, marking)
-  try:
-    cli.check_utf8('the turn', turn)
-    with _first_interrupt() as pressed:
-      for one in conversation.answer(turn):
-        last = one
-        for view in views:
-          view.show(one)
-        if pressed.is_set():
-          break
-  except ValueError as error:
-    display.note(str(error))
-    return
-  finally:
-    if last is not None:
-      for view in views:
-        view.close()
-  if last is not None:
-    display.note(display.turn_text(last, conversation.num_read))
+def _until(pressed, chunks) -> Iterator[stream.Chunk]:
+  for one in chunks:
+    yield one
+    if pressed.is_set():
+      return
 
 
 @contextlib.contextmanager
@@ -172,19 +154,11 @@ def _turns(first: str) -> Iterator[str]:
   """Yields the turns that are not empty, until standard input ends."""
   if first:
     yield first
-  while (line := _line()) is not None:
+  while True:
+    if sys.stdin.isatty():
+      print('you: ', end='', file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+      return
     if line.strip():
       yield line.strip()
-
-
-def _line() -> str | None:
-  """Returns a line of standard input, None at its end; prompts a terminal."""
-  prompt = 'you: '
-  if sys.stdin.isatty() and sys.stdout.isatty():
-    try:
-      return input(prompt)
-    except EOFError:
-      return None
-  if sys.stdin.isatty():
-    print(prompt, end='', file=sys.stderr, flush=True)
-  return sys.stdin.readline() or None

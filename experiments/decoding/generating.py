@@ -1,19 +1,21 @@
 """The part of `generate` that runs once its flags are parsed."""
 
+from collections.abc import Callable
 import dataclasses
+import pathlib
 from typing import Any
 
 from absl import flags
 import gin
 
-from experiments import methods
+from experiments import methods as methods_lib
 from experiments.command import cli
 from experiments.command import distributed
 from experiments.command import frame
 from experiments.command import progress
 from experiments.decoding import conversing
 from experiments.decoding import display
-from experiments.decoding import generation
+from experiments.decoding import prompts
 from experiments.decoding import stream
 from experiments.reporting import result_file
 import specsample
@@ -25,106 +27,141 @@ _NAME = 'target/specsample.load.name_or_path'
 _SAMPLING = ('temperature', 'top_p', 'top_k', 'min_p')
 
 
+@gin.configurable
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Generator:
+  """The model, methods and sampling of `generate`, loaded only when needed."""
+
+  load: Callable[[], specsample.Loaded]
+  methods: dict[str, Callable[[], methods_lib.Method]]
+  sampling: specsample.Sampling = specsample.Sampling()
+
+  def maker(self, name: str) -> Callable[[], methods_lib.Method]:
+    """Returns what makes a method; raises ValueError if `name` is unknown."""
+    if name not in self.methods:
+      raise ValueError(
+        f'--drafter={name} is unknown: choose one of {", ".join(self.methods)}'
+      )
+    return self.methods[name]
+
+
 def run(stages: progress.Stages) -> None:
   """Checks everything, then decodes and shows the text."""
+  values = flags.FLAGS
   with frame.configured():
-    (_chat if flags.FLAGS.interactive else _generate)(stages)
+    # The drafter that auto chooses may not have candidates.
+    default = 'auto' if values.top_candidates is None else 'draft'
+    names = values.drafter or [default]
+    with cli.bad_input():
+      if values.interactive and distributed.is_on():
+        raise ValueError(
+          '--interactive runs in one process: leave out --distributed and the '
+          'flags that belong to it'
+        )
+      out = files.at(values.out) if values.out else None
+      generator = Generator()
+      for name in names:
+        generator.maker(name)  # raises now if one is unknown
+    for name in names:
+      decoder, tokens = _ready(stages, generator, name, out)
+      note = decoder.method.note or (name if len(names) > 1 else '')
+      if values.interactive:
+        views = _views(decoder.target.tokenizer, note)
+        conversation = conversing.Conversation(decoder)
+        conversing.hold(conversation, values.prompt.strip(), views)
+      else:
+        _generate(decoder, tokens, note, stages.seconds, out)
 
 
-def _generate(stages) -> None:
-  with cli.bad_input():
-    generator = generation.Generator()
-    for name in _names():
-      generator.maker(name)  # raises now if one is unknown
-  for name in _names():
-    _generate_with(stages, name)
-
-
-def _generate_with(stages, name: str) -> None:
+def _ready(
+  stages, generator: Generator, name: str, out: pathlib.PurePath | None
+) -> tuple[stream.Decoder, list[int]]:
+  """Returns a compiled decoder and the tokens of the prompt."""
   values = flags.FLAGS
   with cli.bad_input():
-    out = files.at(values.out) if values.out else None
-    decoder = _decoder(stages, name, max_length=None)
-    tokenizer = decoder.target.tokenizer
-    tokens = generation.encode(tokenizer, values.prompt, values.chat)
+    # A chat is full when there is no room for another chunk.
+    room = values.max_length + turns.CHUNK if values.interactive else None
+    decoder = _decoder(stages, generator, name, room)
+    tokens = prompts.encode(
+      decoder.target.tokenizer,
+      values.prompt or '?',  # a chat may begin with the first turn that is read
+      chat=values.chat or values.interactive,
+    )
     decoder.check([tokens])
     if out is not None:
       cli.make_folder(out)
     stages.begin('compiling', 'the decoding loop')
     decoder.compile(tokens)
   stages.end()
+  return decoder, tokens
+
+
+def _generate(decoder, tokens, note, seconds, out) -> None:
+  """Shows what follows a prompt; `seconds` are those of the stages before."""
+  values = flags.FLAGS
   found = stream.chunks(decoder, lambda: decoder.begin(tokens))
   if not distributed.is_first():
     for _ in found:
       pass
     return
-  chunks = (one for _, one in found)
-  _say_what_drafts(name, decoder.method)
+  tokenizer = decoder.target.tokenizer
+  waits = display.waits_text(seconds)
   shown = display.show(
-    chunks, tokenizer, _marking(), display.waits_text(stages.seconds)
+    (one for _, one in found),
+    _views(tokenizer, note),
+    lambda last: f'\n{display.metrics_text(last)}{waits}',
   )
   if not values.chat and tokenizer.chat_template is not None:
     display.say_if_empty(shown)
   if out is not None:
-    result = generation.result(values.prompt, shown, tokenizer)
+    rounds = [dataclasses.asdict(x) for one in shown for x in one.rounds]
+    written = [token for one in shown for token in one.tokens]
+    origins = [origin for one in shown for origin in one.origins]
+    result = {
+      'gin_config': gin.operative_config_str(),
+      'prompt': values.prompt,
+      'text': tokenizer.decode(written),
+      'tokens': written,
+      'origins': [origin.name.lower() for origin in origins],
+      'metrics': stream.metrics(shown[-1]),
+    }
+    # There are no rounds unless they are shown.
+    result |= {'rounds': rounds} if rounds else {}
     result_file.write(out / 'generate.json', result)
 
 
-def _chat(stages) -> None:
+def _views(tokenizer, note: str) -> list[display.View]:
+  """Returns the views that the flags ask for, after a note on the drafter."""
+  if note:
+    display.note('\n' + note)
   values = flags.FLAGS
-  with cli.bad_input():
-    if distributed.is_on():
-      raise ValueError(
-        '--interactive runs in one process: leave out --distributed and the '
-        'flags that belong to it'
-      )
-    # A row is full when there is no room for another chunk.
-    (name,) = _names()
-    room = values.max_length + turns.CHUNK
-    decoder = _decoder(stages, name, max_length=room)
-    conversation = conversing.Conversation(decoder)
-    first = [{'role': 'user', 'content': values.prompt or '?'}]
-    tokens = decoder.target.tokenizer.encode_chat(first)
-    decoder.check([tokens])
-    stages.begin('compiling', 'the decoding loop')
-    decoder.compile(tokens)
-  stages.end()
-  _say_what_drafts(name, decoder.method)
-  conversing.hold(conversation, values.prompt.strip(), _marking())
+  if values.show_drafts:
+    return display.views(tokenizer, display.RoundView)
+  return display.views(tokenizer, display.OriginView if values.show else None)
 
 
-def _marking() -> display.Marking | None:
-  if flags.FLAGS.show_drafts:
-    return display.BY_ROUND
-  return display.BY_ORIGIN if flags.FLAGS.show else None
-
-
-def _names() -> list[str]:
-  """Returns the drafters: those of the flag, or one that has candidates."""
+def _decoder(
+  stages, generator: Generator, name: str, max_length: int | None
+) -> stream.Decoder:
   values = flags.FLAGS
-  if values.top_candidates is not None and not values['drafter'].present:
-    return ['draft']
-  return values.drafter
-
-
-def _say_what_drafts(name: str, method: methods.Method) -> None:
-  """Shows the method's note, or its name if there are several methods."""
-  if method.note or len(_names()) > 1:
-    display.note('\n' + (method.note or name))
-
-
-def _decoder(stages, name: str, max_length: int | None) -> stream.Decoder:
-  values = flags.FLAGS
-  generator = generation.Generator()
-  stages.begin('loading', _model_name())
-  make = generator.maker(name)
+  try:
+    model = str(gin.query_parameter(_NAME))
+  except ValueError:  # a configuration that loads it in another way
+    model = 'the model'
+  stages.begin('loading', model)
   if name == 'auto':
     generator.load()
     stages.begin('timing', 'passes of the model, once per machine')
-  method = generation.with_num_draft_tokens(
-    make(), name, values.num_draft_tokens
+  method = _with_num_draft_tokens(
+    generator.maker(name)(), name, values.num_draft_tokens
   )
-  method = generation.with_candidates(method, values.top_candidates)
+  if values.top_candidates is not None:
+    try:
+      method = methods_lib.candidates(method, values.top_candidates)
+    except ValueError as error:
+      raise ValueError(
+        f'--top_candidates={values.top_candidates}: {error}'
+      ) from error
   given: dict[str, Any] = {
     setting: values[setting].value
     for setting in _SAMPLING
@@ -144,8 +181,25 @@ def _decoder(stages, name: str, max_length: int | None) -> stream.Decoder:
   )
 
 
-def _model_name() -> str:
-  try:
-    return str(gin.query_parameter(_NAME))
-  except ValueError:  # a configuration that loads it in another way
-    return 'the model'
+def _with_num_draft_tokens(
+  method: methods_lib.Method, name: str, num_draft_tokens: int | None
+) -> methods_lib.Method:
+  """Returns the method with this K, or unchanged if K is None.
+
+  K = 0 replaces the drafter by `NoDraft`.
+
+  Raises:
+    ValueError: the method drafts nothing, or was not trained for this K.
+  """
+  if num_draft_tokens is None:
+    return method
+  own = method.drafter.num_draft_tokens
+  if own == 0 and num_draft_tokens:
+    raise ValueError(
+      f'--num_draft_tokens={num_draft_tokens}, but --drafter={name} drafts '
+      'nothing: choose another drafter, or leave --num_draft_tokens out'
+    )
+  if num_draft_tokens == 0 < own:
+    none = specsample.drafters.NoDraft()
+    return dataclasses.replace(method, drafter=none, note='')
+  return methods_lib.remake(method, num_draft_tokens)

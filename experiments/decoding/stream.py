@@ -1,15 +1,16 @@
 """Decoding of one row, a few rounds at a time, so that it can be shown."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import math
+from typing import Any
 
 import jax
 import numpy as np
 
 from experiments.command import clock
 from experiments.command import distributed
-from experiments.decoding import generation
-from experiments.decoding import round_recorder
+from experiments.decoding import rounds as rounds_lib
 from experiments.decoding import setup as setup_lib
 import specsample
 from specsample import sharding
@@ -50,10 +51,10 @@ class Decoder(setup_lib.Setup):
 
   def run(
     self, state: DecodeState, num_rounds: int
-  ) -> tuple[round_recorder.Found | None, DecodeState]:
-    """Runs rounds; also returns what `round_recorder` reads, if it is kept."""
+  ) -> tuple[dict[str, Any] | None, DecodeState]:
+    """Runs rounds; also returns what `rounds.of_row` reads, if it is kept."""
     if self.keeps_rounds:
-      return round_recorder.step(self, state)
+      return rounds_lib.step(self, state)
     return None, self.advance(state, num_rounds)
 
   def extend(self, state: DecodeState, tokens: list[int]) -> DecodeState:
@@ -69,9 +70,22 @@ class Decoder(setup_lib.Setup):
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+  """The tokens of a few rounds, and the counts up to the last of them."""
+
+  tokens: list[int]
+  origins: list[specsample.Origin]
+  stats: specsample.stats.Stats
+  stop_reason: specsample.StopReason
+  seconds: float  # of all rounds so far, without the time of showing them
+  first_seconds: float = 0.0  # of the prefill and the first round
+  rounds: Sequence[rounds_lib.Round] = ()  # only if they are kept
+
+
 def chunks(
   decoder: Decoder, begin: Callable[[], DecodeState]
-) -> Iterator[tuple[DecodeState, generation.Chunk]]:
+) -> Iterator[tuple[DecodeState, Chunk]]:
   """Decodes until the row stops; yields chunks and the state after each.
 
   The first chunk is one round; each later one takes about `chunk_seconds`.
@@ -97,7 +111,7 @@ def chunks(
     count = lambda name, row=row: tuple((row[name] - before[name]).tolist())
     yield (
       state,
-      generation.Chunk(
+      Chunk(
         tokens=row['tokens'][shown:length].tolist(),
         origins=[specsample.Origin(i) for i in row['origin'][shown:length]],
         stats=specsample.stats.Stats(
@@ -109,9 +123,7 @@ def chunks(
         stop_reason=specsample.StopReason(int(row['stop_reason'])),
         seconds=seconds,
         first_seconds=first_seconds,
-        rounds=round_recorder.of_row(decoder, found, 0)
-        if found is not None
-        else (),
+        rounds=rounds_lib.of_row(decoder, found, 0) if found else (),
       ),
     )
     shown = length
@@ -132,3 +144,31 @@ def _first_row(state: DecodeState) -> dict[str, np.ndarray]:
 
 # Gives each host a whole copy of arrays that no host holds whole.
 _replicate = jax.jit(sharding.replicate)
+
+
+def metrics(last: Chunk) -> dict[str, Any]:
+  """Returns the metrics of a generation, given its last chunk.
+
+  The prefill counts only towards `time_to_first_token`. For a tree, `drafted`
+  counts the tokens of its longest path.
+  """
+  stats = last.stats
+  return {
+    'tokens': stats.tokens,
+    'rounds': stats.rounds,
+    'tokens_per_round': stats.tokens_per_round,
+    'drafted': sum(i * count for i, count in enumerate(stats.proposed)),
+    'kept': stats.kept,
+    # None for a drafter that never drafts.
+    'plain_rounds': stats.plain_rounds if len(stats.proposed) > 1 else None,
+    'acceptance_by_position': [
+      None if math.isnan(share) else share
+      for share in stats.acceptance_by_position
+    ],
+    'time_to_first_token': last.first_seconds if stats.tokens else None,
+    'seconds': last.seconds,
+    # Logits that are NaN or infinite stop a row before its first token.
+    'ms_per_token': 1e3 * last.seconds / stats.tokens if stats.tokens else None,
+    'tokens_per_second': stats.tokens / last.seconds if stats.tokens else None,
+    'stop_reason': last.stop_reason.name.lower(),
+  }

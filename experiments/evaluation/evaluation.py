@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from experiments import methods as methods_lib
-from experiments.decoding import generation
 from experiments.decoding import prompts as prompts_lib
 from experiments.decoding import setup as setup_lib
 from experiments.tasks import task as task_lib
@@ -128,7 +127,7 @@ class Evaluation:
     """
     where = f'{path}, line {prompt.line}'
     try:
-      tokens = generation.encode(
+      tokens = prompts_lib.encode(
         self.target.tokenizer, prompt.text, self.is_chat, prompt.system
       )
     except ValueError as error:

@@ -14,7 +14,7 @@ import numpy as np
 from experiments import methods as methods_lib
 from experiments.command import clock
 from experiments.command import progress as progress_lib
-from experiments.decoding import generation
+from experiments.decoding import prompts
 from experiments.decoding import setup as setup_lib
 from experiments.reporting import columns
 from experiments.timing import hardware as measure_lib
@@ -111,7 +111,7 @@ class Benchmark:
       return [
         1 + i % (self.model.vocab_size - 1) for i in range(self.prompt_length)
       ]
-    return generation.encode(self.loaded.tokenizer, self.prompt, chat=True)
+    return prompts.encode(self.loaded.tokenizer, self.prompt, chat=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

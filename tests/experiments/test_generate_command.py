@@ -18,9 +18,9 @@ _NEW_TOKENS = 96  # more than a terminal is wide
 _COLOURS = {'accepted': '32', 'correction': '1;31', 'bonus': '1;34'}
 _DRAWN = """
 from __gin__ import dynamic_registration
-from experiments.decoding import generation
+from experiments.decoding import generating
 import specsample
-generation.Generator.sampling = @specsample.Sampling()
+generating.Generator.sampling = @specsample.Sampling()
 specsample.Sampling.temperature = 1.0
 """
 _GREEDY = ('ngram', 'skip', 'candidates', 'none', 'no drafts')
@@ -267,7 +267,7 @@ def test_help_names_the_shipped_drafters(commands):
   gin.clear_config()
   gin.add_config_file_search_path(os.getcwd())
   gin.parse_config_file('configs/runs/generate.gin')
-  shipped = gin.query_parameter('generation.Generator.methods')
+  shipped = gin.query_parameter('generating.Generator.methods')
   gin.clear_config()
   assert names.replace(',', ' ').split() == list(shipped)
 

@@ -10,6 +10,7 @@ import tokenizers
 
 from experiments import methods
 from experiments.decoding import conversing
+from experiments.decoding import display
 from experiments.decoding import stream
 import specsample
 from specsample import drafters
@@ -37,6 +38,10 @@ def _conversation(target, drafter, max_length=384):
   )
   decoder.compile([0])
   return conversing.Conversation(decoder)
+
+
+def _views(target):
+  return display.views(target.tokenizer, None)
 
 
 def _programs():
@@ -120,7 +125,7 @@ def test_a_turn_that_is_not_utf8_is_named_and_left_out(
   conversation = _conversation(target, drafters.NoDraft())
   typed = io.TextIOWrapper(io.BytesIO(b'caf\xe9\nWhy?\n'), encoding='utf-8')
   monkeypatch.setattr('sys.stdin', typed)
-  conversing.hold(conversation, '', marking=None)
+  conversing.hold(conversation, '', _views(target))
   refused, answered = capsys.readouterr().err.splitlines()
   assert refused.startswith('the turn is not UTF-8 at character 4: convert it')
   assert 'max_new_tokens' in answered
@@ -147,7 +152,7 @@ class _Pressing(io.StringIO):
   [
     (0, ['max_new_tokens', 'max_new_tokens']),
     (1, ['interruption', 'max_new_tokens']),
-    (2, []),
+    (2, ['interruption']),
   ],
 )
 def test_ctrl_c_ends_the_answer_and_a_second_one_the_chat(
@@ -158,7 +163,7 @@ def test_ctrl_c_ends_the_answer_and_a_second_one_the_chat(
   monkeypatch.setattr('sys.stdout', _Pressing(times))
   handler = signal.signal(signal.SIGINT, signal.default_int_handler)
   try:
-    conversing.hold(conversation, '', marking=None)
+    conversing.hold(conversation, '', _views(target))
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
   finally:
     signal.signal(signal.SIGINT, handler)

@@ -11,10 +11,9 @@ import rich.console
 
 from experiments import methods
 from experiments.decoding import display
-from experiments.decoding import generation
-from experiments.decoding import round_recorder
 from experiments.decoding import rounds
 from experiments.decoding import setup as setup_lib
+from experiments.decoding import stream
 import specsample
 from specsample import drafters
 from specsample import tree
@@ -32,9 +31,9 @@ def _decode(setup, prompts):
   rows: list[list[rounds.Round]] = [[] for _ in prompts]
   done = False
   while not done:
-    found, state = round_recorder.step(setup, state)
+    found, state = rounds.step(setup, state)
     for i, row in enumerate(rows):
-      row += round_recorder.of_row(setup, found, i)
+      row += rounds.of_row(setup, found, i)
     done = bool(np.all(state.done))
   return setup.finish(state, len(prompts)), rows
 
@@ -249,9 +248,9 @@ _ROUND = rounds.Round(
 
 def _shown(tokenizer, **settings):
   console = rich.console.Console(file=io.StringIO(), width=100, **settings)
-  view = display.BY_ROUND.view(tokenizer, console)
+  view = display.RoundView(tokenizer, console)
   view.show(
-    generation.Chunk(
+    stream.Chunk(
       tokens=tokenizer.encode('the text'),
       origins=[],
       stats=specsample.stats.Stats(1, 1, (1,), (1,)),
@@ -261,7 +260,7 @@ def _shown(tokenizer, **settings):
     )
   )
   view.close()
-  return console.file.getvalue()
+  return console.file.getvalue().removeprefix(f'{rounds.LEGEND}\n')
 
 
 def test_a_pipe_gets_marks_and_the_text(target):

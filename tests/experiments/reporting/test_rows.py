@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.decoding import display
-from experiments.decoding import generation
+from experiments.decoding import stream
 from experiments.evaluation import results
 from experiments.reporting import files
 from experiments.reporting import ratios as ratios_lib
@@ -167,15 +167,15 @@ def test_a_table_names_its_rules_and_those_that_are_not_exact():
 
 
 def test_a_generation_without_a_token_has_no_time_a_token():
-  last = generation.Chunk(
+  last = stream.Chunk(
     tokens=[],
     origins=[],
     stats=stats.Stats(0, 1, (0, 1), (1, 0)),
     stop_reason=StopReason.INVALID_LOGITS,
     seconds=0.5,
   )
-  assert generation.metrics(last)['ms_per_token'] is None
-  assert generation.metrics(last)['tokens_per_second'] is None
+  assert stream.metrics(last)['ms_per_token'] is None
+  assert stream.metrics(last)['tokens_per_second'] is None
   assert '(- ms per token)' in display.metrics_text(last)
 
 

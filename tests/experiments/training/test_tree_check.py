@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from experiments import methods
-from experiments.decoding import round_recorder
 from experiments.decoding import rounds
 from experiments.decoding import setup as setup_lib
 from experiments.training import tree_check
@@ -97,9 +96,9 @@ def test_ranks_are_those_of_the_rounds_as_they_are_shown(setup):
   state = trees.prefill(_PROMPTS)
   tried, kept = np.zeros(shape), np.zeros(shape)
   while not np.asarray(state.done).all():
-    observed, state = round_recorder.step(trees, state)
+    observed, state = rounds.step(trees, state)
     for row in range(len(_PROMPTS)):
-      for shown in round_recorder.of_row(trees, observed, row):
+      for shown in rounds.of_row(trees, observed, row):
         for draft in shown.candidates:
           at = topology.depths[draft.node - 1] - 1, (draft.node - 1) % 4
           tried[at] += draft.fate in (rounds.KEPT, rounds.REJECTED)

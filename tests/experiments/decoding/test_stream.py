@@ -5,7 +5,6 @@ import time
 import pytest
 
 from experiments import methods
-from experiments.decoding import generation
 from experiments.decoding import stream
 import specsample
 
@@ -49,7 +48,7 @@ def test_time_of_showing_is_none_of_decoding(chunks):
 def test_drafted_and_kept_tokens_add_up(chunks):
   drafter = specsample.drafters.Ngram(num_draft_tokens=4)
   found = list(chunks(drafter, 'The rain in Spain', 96))
-  metrics = generation.metrics(found[-1])
+  metrics = stream.metrics(found[-1])
   origins = [origin for one in found for origin in one.origins]
   assert len(found) == metrics['rounds']
   assert 0 < metrics['kept'] == origins.count(specsample.Origin.ACCEPTED)

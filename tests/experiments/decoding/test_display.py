@@ -1,14 +1,12 @@
-"""A generation's text, coloured by origin in a terminal."""
+"""A generation's text, coloured by origin in a terminal, and its metrics."""
 
 import io
-import re
 
 import pytest
 import rich.console
 
-from experiments.decoding import colouring
 from experiments.decoding import display
-from experiments.decoding import generation
+from experiments.decoding import stream
 import specsample
 from specsample import stats
 from specsample.types import Origin, StopReason
@@ -18,11 +16,10 @@ _ROUNDS = (
   ('there\nyou', [Origin.ACCEPTED] * 8 + [Origin.CORRECTION]),
   (' all', [Origin.ACCEPTED] * 3 + [Origin.BONUS]),
 )
-# Terminal codes for green, bold red and bold blue. A word is printed once it is
-# complete, after the space before it.
+# Terminal codes for green, bold red and bold blue.
 _COLOURED = (
   'Hi \x1b[32mthere\x1b[0m\n\x1b[32myo\x1b[0m\x1b[1;31mu\x1b[0m'
-  '\x1b[32m \x1b[0m\x1b[32mal\x1b[0m\x1b[1;34ml\x1b[0m\n'
+  '\x1b[32m al\x1b[0m\x1b[1;34ml\x1b[0m\n'
 )
 
 
@@ -34,7 +31,7 @@ def tokenizer(checkpoint):
 
 def _chunk(tokenizer, text, origins):
   tokens = tokenizer.encode(text)
-  return generation.Chunk(
+  return stream.Chunk(
     tokens=tokens,
     origins=[*origins, *origins[-1:] * (len(tokens) - len(origins))],
     stats=stats.Stats(len(tokens), 1, (1,), (1,)),
@@ -46,18 +43,13 @@ def _chunk(tokenizer, text, origins):
 def _shown(tokenizer, rounds, **settings):
   """Returns what a console prints for the legend and for the rounds."""
   settings = {'width': 40, 'color_system': 'standard'} | settings
-  outputs = []
-  for is_legend in (True, False):
-    console = rich.console.Console(file=io.StringIO(), **settings)
-    if is_legend:
-      colouring.print_legend(console)
-    else:
-      view = colouring.ColourView(tokenizer, console)
-      for one in rounds:
-        view.show(_chunk(tokenizer, *one))
-      view.close()
-    outputs.append(console.file.getvalue())
-  return outputs
+  console = rich.console.Console(file=io.StringIO(), **settings)
+  view = display.OriginView(tokenizer, console)
+  legend = console.file.getvalue()
+  for one in rounds:
+    view.show(_chunk(tokenizer, *one))
+  view.close()
+  return legend, console.file.getvalue().removeprefix(legend)
 
 
 def test_colours_are_in_the_running_text(tokenizer):
@@ -83,18 +75,6 @@ def test_without_colours_accepted_drafts_have_brackets(tokenizer, settings):
   )
 
 
-def test_a_narrow_terminal_breaks_lines_between_words(tokenizer):
-  words = 'the quick brown fox jumps over the lazy dog and so on ' + 'x' * 50
-  rounds = [(letter, [Origin.PLAIN]) for letter in words]
-  legend, text = _shown(tokenizer, rounds, force_terminal=True)
-  lines = text.splitlines()
-  assert ' '.join(line.strip() for line in lines) == words
-  assert all(len(line) <= 41 for line in lines[:-1])
-  assert lines[-1] == 'x' * 50
-  plain = re.sub(r'\x1b\[[\d;]*m', '', legend)
-  assert all(len(line) <= 40 for line in plain.splitlines())
-
-
 @pytest.mark.parametrize('is_one_file', [True, False])
 def test_one_file_for_both_streams_has_each_token_once(
   tokenizer, tmp_path, monkeypatch, is_one_file
@@ -104,12 +84,14 @@ def test_one_file_for_both_streams_has_each_token_once(
   with out.open('w') as stdout, err.open('a') as stderr:
     monkeypatch.setattr('sys.stdout', stdout)
     monkeypatch.setattr('sys.stderr', stderr)
-    for view in display.views(tokenizer, display.BY_ORIGIN):
+    for view in display.views(tokenizer, display.OriginView):
       for one in _ROUNDS:
         view.show(_chunk(tokenizer, *one))
       view.close()
-  assert out.read_text() == (marked if is_one_file else text)
-  assert err.read_text() == marked
+  legend, shown = err.read_text().split('\n', maxsplit=1)
+  assert legend.startswith('[accepted draft], unmarked: ')
+  assert shown == marked
+  assert out.read_text() == (f'{legend}\n{marked}' if is_one_file else text)
 
 
 def test_an_interrupted_generation_has_its_text_and_metrics(tokenizer, capsys):
@@ -119,7 +101,7 @@ def test_an_interrupted_generation_has_its_text_and_metrics(tokenizer, capsys):
     raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):
-    display.show(rounds(), tokenizer, marking=None)
+    display.show(rounds(), display.views(tokenizer, None), display.metrics_text)
   out, err = capsys.readouterr()
   assert out == 'Hi there\nyou\n'
   assert err.endswith('stopped by: interruption\n')
@@ -141,7 +123,7 @@ def test_an_interrupted_generation_has_its_text_and_metrics(tokenizer, capsys):
   ],
 )
 def test_counts_of_drafts_fit_together(proposed, accepted, expected):
-  last = generation.Chunk(
+  last = stream.Chunk(
     tokens=[],
     origins=[],
     stats=stats.Stats(128, 109, proposed, accepted),
@@ -168,7 +150,7 @@ def test_counts_of_drafts_fit_together(proposed, accepted, expected):
 def test_of_a_text_that_ended_at_once_it_says_what_helps(
   capsys, tokens, reason, is_said
 ):
-  last = generation.Chunk(
+  last = stream.Chunk(
     tokens=[],
     origins=[],
     stats=stats.Stats(tokens, 1, (1,), (1,)),
