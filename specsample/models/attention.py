@@ -194,7 +194,7 @@ def attend(
       every query sees (gpt-oss, 2508.10925).
 
   Returns:
-    [B, H, G * T, D] float32.
+    [B, H, G * T, D] float32; zeros for a query that sees nothing.
   """
   if not _is_native(query, keys, values):
     return _attend(query, mask, keys, values, softcap, sinks)
@@ -257,7 +257,9 @@ def _attend(query, mask, keys, values, softcap, sinks):
     score(keys[0], mask[..., :size]),
     score(keys[1], mask[..., size:]),
   )
-  top = lambda x: jnp.max(x, axis=-1, keepdims=True, initial=_NEVER)
+  # Above the scores of what is not seen, so that all their weights are 0, also
+  # of a query that sees nothing.
+  top = lambda x: jnp.max(x, axis=-1, keepdims=True, initial=_NEVER / 2)
   highest = jax.lax.stop_gradient(jnp.maximum(top(cached), top(new)))
   if sinks is not None:
     sinks = sinks.astype(jnp.float32)[None, :, :, None]
@@ -271,7 +273,7 @@ def _attend(query, mask, keys, values, softcap, sinks):
     total += jnp.exp(sinks - highest)
   mixed = int8.mix(cached, values[0], query.dtype)
   mixed += int8.mix(new, values[1], query.dtype)
-  mixed /= total
+  mixed /= jnp.where(total > 0, total, 1)
   return mixed[:, :, :num_queries]
 
 

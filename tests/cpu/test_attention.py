@@ -82,9 +82,14 @@ def test_gradients_are_those_of_xla():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_a_query_that_sees_nothing_gets_zeros():
+@pytest.mark.parametrize('is_native', [True, False])
+def test_a_query_that_sees_nothing_gets_zeros(is_native):
   query, mask, keys, values = _scene(*_SHAPES[1])
-  found = attention.attend(query, jnp.zeros_like(mask), keys, values)
+  given = query, jnp.zeros_like(mask), keys, values
+  if is_native:
+    found = attention.attend(*given)
+  else:
+    found = attention._attend(*given, None, None)
   np.testing.assert_array_equal(found, jnp.zeros_like(found))
 
 
