@@ -9,14 +9,15 @@ order of --data. If there are more tokens than --tokens, the last answers are
 kept.
 """
 
-# Only the wiring is here: specsample/memory/ sorts and writes.
+import itertools
 
 from absl import flags
 
 from experiments.command import cli
 from experiments.command import frame
 from experiments.methods import remembering
-from experiments.training_data import answers
+from experiments.training_data import data_folder
+from experiments.training_data import dialogues
 import specsample
 from specsample import files
 
@@ -42,7 +43,8 @@ def main() -> None:
   """Reads, sorts and writes the texts, then prints how much is in the store."""
   with cli.bad_input():
     loaded = remembering.target()
-    texts, digests = answers.of_folders(loaded, _DATA.value)
+    folders = [data_folder.load_for(path, loaded) for path in _DATA.value]
+    texts = [answer for folder in folders for answer in _answers(folder)]
     size = min(_TOKENS.value, sum(len(text) + 1 for text in texts))
     store = specsample.store.build(
       texts, vocab_size=loaded.model.vocab_size, capacity=size
@@ -54,7 +56,7 @@ def main() -> None:
       target=loaded,
       card={
         'target': loaded.fingerprint,
-        'data': digests,
+        'data': [folder.digest() for folder in folders],
         'left out': len(texts) - len(kept),
       },
     )
@@ -67,6 +69,14 @@ def main() -> None:
       f'{len(texts) - len(kept):,} answers before them are left out: raise '
       '--tokens to keep them'
     )
+
+
+def _answers(folder):
+  """Yields the target's answers in a data folder, as lists of token ids."""
+  for dialogue in itertools.chain(*folder.shards):
+    if dialogue.source != dialogues.Source.TEXT:
+      for start, end in dialogue.answers:
+        yield dialogue.tokens[start:end].tolist()
 
 
 if __name__ == '__main__':
