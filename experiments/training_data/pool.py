@@ -32,7 +32,7 @@ class Recorded:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recorder(drafters.NoDraft):
-  """Never drafts, and records the target's hidden vectors [dim] for training."""
+  """Never drafts, and records the target's hidden vectors [dim]."""
 
   dim: int
 

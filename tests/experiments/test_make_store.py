@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from experiments.training_data import answers
 from experiments.training_data import data_folder
 import specsample
 from specsample.memory import store
@@ -36,6 +35,15 @@ def data(commands, tiny, tmp_path_factory):
   return folder
 
 
+def _answers(found):
+  return [
+    dialogue.tokens[start:end].tolist()
+    for shard in found.shards
+    for dialogue in shard
+    for start, end in dialogue.answers
+  ]
+
+
 def _make(commands, tiny, *flags):
   return commands.run('make_store', *tiny, *flags)
 
@@ -48,12 +56,7 @@ def test_the_store_holds_the_answers(
   assert ended.code == 0, ended.err
   target = specsample.load(checkpoint)
   found = data_folder.load_for(data, target)
-  expected = [
-    dialogue.tokens[start:end].tolist()
-    for shard in found.shards
-    for dialogue in shard
-    for start, end in dialogue.answers
-  ]
+  expected = _answers(found)
   loaded = specsample.load_store(out, target)
   assert [x.tolist() for x in store.texts_of(loaded)] == expected
   num_tokens = sum(map(len, expected))
@@ -72,7 +75,7 @@ def test_of_too_many_tokens_the_last_answers_are_kept(
   assert 'answers before them are left out: raise --tokens' in ended.out
   target = specsample.load(checkpoint)
   kept = store.texts_of(specsample.load_store(out, target))
-  texts, _ = answers.of_folders(target, [data])
+  texts = _answers(data_folder.load_for(data, target))
   assert 0 < len(kept) < len(texts)
   assert [x.tolist() for x in kept] == texts[-len(kept) :]
   assert sum(len(text) + 1 for text in texts[-len(kept) :]) <= 100
