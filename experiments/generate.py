@@ -23,7 +23,6 @@ from absl import flags
 
 from experiments.command import cli
 from experiments.command import frame
-from experiments.command import progress
 
 # In the order of configs/runs/generate.gin.
 DRAFTERS = (
@@ -149,6 +148,8 @@ flags.register_validator(
 
 def main() -> None:
   """Shows what is under way, then loads everything that decodes."""
+  from experiments.command import progress  # noqa: PLC0415
+
   prompt = flags.FLAGS.prompt
   if not (prompt.strip() or flags.FLAGS.interactive):
     cli.fail(

@@ -296,7 +296,7 @@ def test_texts_of_others_need_greedy_answers_beside_them(
   )
 
   def split(*folders):
-    data = data_lib.TrainingData.first(training, folders)
+    data = data_lib.TrainingData.of(training, folders)
     # No shard is read just for its held-out answers.
     assert data.held_out[0] == []
     return data_lib.Split.of(training, data, None)

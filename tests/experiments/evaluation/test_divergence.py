@@ -209,7 +209,7 @@ def test_a_token_that_is_forbidden_is_no_tie(params):
   sampling = specsample.Sampling(logit_bias=bias)
   audit = _audit(_nearly_tied(params), second, best, sampling=sampling)
   assert not audit.is_tie
-  json.dumps(audit.to_json(), allow_nan=False)
+  json.dumps(dataclasses.asdict(audit), allow_nan=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -382,7 +382,13 @@ def test_of_typical_prompts_of_a_token_nothing_is_predicted(in_batches):
 
 def test_without_a_baseline_nothing_is_predicted(in_batches):
   generations = {'ngram': in_batches.generations['ngram']}
-  alone = dataclasses.replace(in_batches, generations=generations)
+  evaluated = dataclasses.replace(
+    in_batches.evaluation,
+    methods={'ngram': in_batches.evaluation.methods['ngram']},
+  )
+  alone = dataclasses.replace(
+    in_batches, evaluation=evaluated, generations=generations
+  )
   assert _row(alone.rows, 'ngram', 'overall').predicted_speedup is None
 
 
