@@ -97,7 +97,7 @@ def read(path: pathlib.PurePath, limit: int) -> list[Prompt]:
         record = json.loads(line)
         if number == 1:
           if record['schema'] != result_file.SCHEMA:
-            raise ValueError(f'only schema {result_file.SCHEMA} is known')
+            raise ValueError(f'schema {record["schema"]} is not known')
           continue
         texts = {name: Text(**x) for name, x in record['methods'].items()}
         prompt = Prompt(**record | {'methods': texts})

@@ -229,7 +229,7 @@ def test_stated_acceptance_says_synthetic(synthetic):
 def test_terminal_gets_the_summary(real):
   outcome, measured = real
   assert '\x1b' not in outcome.out
-  assert re.findall(r't\((\d+)\), ms', outcome.out) == list(_ROWS)
+  assert re.findall(r't\((\d+)\)', outcome.out) == list(_ROWS)
   assert re.search(
     r'^autoregressive: .*% of the roofline \(memory: .* GB/s\)$',
     outcome.out,

@@ -202,7 +202,11 @@ def test_every_field_of_a_row_is_explained():
   [
     ('result.json', '{"schema": 5}', 'has schema 5 and no row over all'),
     ('benchmark.json', '{"schema": 9}', 'has schema 9'),
-    ('generations.jsonl', '{"schema": 9}', 'line 1, cannot be read (schema 9'),
+    (
+      'generations.jsonl',
+      '{"schema": 9}',
+      'line 1, cannot be read (schema 9 is',
+    ),
   ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, why):
