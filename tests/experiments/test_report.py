@@ -205,7 +205,7 @@ def test_every_field_of_a_row_is_explained():
     (
       'generations.jsonl',
       '{"schema": 9}',
-      'line 1, cannot be read (schema 9 is',
+      'line 1, cannot be read (schema 9',
     ),
   ],
 )
