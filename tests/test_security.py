@@ -19,7 +19,6 @@ _USERS = {
   'exec': {'experiments/tasks/jail.py'},
   'eval': set(),
   'subprocess': {
-    'experiments/command/distributed.py',  # prints a line if JAX ends us
     'experiments/command/environment.py',  # asks git for the commit
     'experiments/tasks/sandbox.py',
     'specsample/cpu/native.py',  # compiles our own C++
