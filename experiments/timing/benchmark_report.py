@@ -38,7 +38,7 @@ def show(measured: benchmarking.Measured) -> None:
   """Prints the tables and the facts about autoregressive decoding."""
   console = tables.console()
   console.print(_passes(measured))
-  console.print(
+  print(
     f'autoregressive: {measured.ar_tokens_per_s:.1f} tokens/s, '
     f'{measured.ar_ms_per_token:.2f} ms per token without the prefill, '
     f'{measured.percent_of_roofline:.0f}% of the roofline '
@@ -46,19 +46,17 @@ def show(measured: benchmarking.Measured) -> None:
   )
   if measured.transformers_tokens_per_s is not None:
     ratio = measured.ar_tokens_per_s / measured.transformers_tokens_per_s
-    console.print(
+    print(
       f'transformers: {measured.transformers_tokens_per_s:.1f} tokens/s; '
       f'autoregressive is {ratio:.2f}x that'
     )
   console.print(columns.table(measured.methods, _METHODS))
   if any(method.synthetic for method in measured.methods):
-    console.print(
-      'SYNTHETIC acceptance: no text was decoded; this is a hardware study'
-    )
+    print('SYNTHETIC acceptance: no text was decoded; this is a hardware study')
   device = ''
   if measured.peak_device_bytes is not None:
     device = f', of the device {measured.peak_device_bytes / 1e6:.0f}'
-  console.print(
+  print(
     f'memory, MB: peak of the process {measured.peak_rss_bytes / 1e6:.0f} '
     f'(before the model was loaded {measured.baseline_rss_bytes / 1e6:.0f})'
     f'{device}'
