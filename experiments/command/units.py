@@ -50,14 +50,14 @@ class Unit:
 
 def run(
   work: Sequence[Unit],
-  journal: journal_lib.Journal | None,
+  journal: journal_lib.Journal,
   progress: progress_lib.Bar,
   is_full: Callable[[], bool] = are_few_mappings_left,
 ) -> None:
   """Runs the units that are not in the journal yet.
 
-  With several processes, only the first one has the journal. The others pass
-  None and run the same units in the same order.
+  Several processes run the same units in the same order: those that the first
+  one lacks.
 
   Args:
     work: the units to run.
@@ -67,12 +67,7 @@ def run(
       are dropped, and a unit's program is warmed up again.
   """
   lacks = distributed.from_first(
-    np.asarray(
-      [
-        journal is not None and (unit.is_lost or unit.key not in journal)
-        for unit in work
-      ]
-    )
+    np.asarray([unit.is_lost or unit.key not in journal for unit in work])
   )
   missing = [unit for unit, lack in zip(work, lacks, strict=True) if lack]
   # The first unit of each program warms it up.
@@ -88,9 +83,8 @@ def run(
       step(unit.label)
       _warm_up(unit, warm, is_full)
       value = unit.run()
-      if journal is None or value is None or unit.key in journal:
-        continue
-      journal.add(unit.key, value)
+      if value is not None and unit.key not in journal:
+        journal.add(unit.key, value)
 
 
 def _warm_up(unit, warm, is_full):

@@ -17,7 +17,7 @@ from experiments.command import progress as progress_lib
 from experiments.decoding import prompts
 from experiments.decoding import setup as setup_lib
 from experiments.reporting import columns
-from experiments.timing import hardware as measure_lib
+from experiments.timing import hardware
 from experiments.timing import roofline as roofline_lib
 from experiments.timing import round_times
 from experiments.timing import transformers_peer
@@ -201,7 +201,7 @@ def measure(
     peak_device = memory.get('peak_bytes_in_use')
 
     step('memory')
-    bandwidths = [measure_lib.memory_bandwidth()]
+    bandwidths = [hardware.memory_bandwidth()]
 
     step('autoregressive, speculative and transformers, in turns')
     decoders: dict[Any, Callable[[], Any]] = {
@@ -220,7 +220,7 @@ def measure(
     )
     plain_times = times(plain)
     ar_ms = plain_times.least_ms
-    bandwidths.append(measure_lib.memory_bandwidth())
+    bandwidths.append(hardware.memory_bandwidth())
 
     parts = {}
     for name, method in benchmark.methods.items():
@@ -233,7 +233,7 @@ def measure(
     for name, other in benchmark.others.items():
       step(f'passes: {name}')
       others[name] = _passes(other, len(prompt), room)
-    bandwidths.append(measure_lib.memory_bandwidth())
+    bandwidths.append(hardware.memory_bandwidth())
 
   # The machine's best, like the decoding times: it may be slow for a while.
   bandwidth = max(bandwidths)

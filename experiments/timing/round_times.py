@@ -50,7 +50,7 @@ def times(
 ) -> RoundTimes:
   """Times the prefill, drafting, the target's pass over a draft, and a round.
 
-  Each is a compiled loop of `rounds` (loops_lib.py). All loops take turns,
+  Each is a compiled loop of `rounds` (choosing/loops.py). All loops take turns,
   `repeats` times, with the prefill and with rounds of autoregressive decoding.
   For each loop, a call of no rounds is timed too and subtracted, because an
   answer is a single call.

@@ -121,7 +121,7 @@ def auto(
     )
     best, found = _best_shipped(target, passes, batch_size)
   # Looking up remembered drafts takes no time.
-  free = estimates.RoundTimes(passes, [0.0] * (1 + max(_REMEMBERED)))
+  free = estimates.PartTimes(passes, [0.0] * (1 + max(_REMEMBERED)))
   return _choice(
     target,
     length=length,
@@ -242,7 +242,7 @@ def _estimate(name, measured, passes, seconds, budget=None):
   if seconds is None:
     seconds = [0.0] * (len(shares) + 1)
   # Passes over more tokens were not timed.
-  times = estimates.RoundTimes(passes, seconds[: len(shares) + 1])
+  times = estimates.PartTimes(passes, seconds[: len(shares) + 1])
   found = [estimates.of_chain(name, shares, times)]
   if by_rank := measured.get('acceptance_by_rank'):
     by_rank = by_rank[: len(times.drafting) - 1]

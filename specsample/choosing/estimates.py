@@ -14,7 +14,7 @@ _OVERHEAD = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundTimes:
+class PartTimes:
   """Seconds of the parts of a round on the machine at hand.
 
   Attributes:
@@ -76,7 +76,7 @@ class Estimate:
 def of_chain(
   name: str,
   shares: Sequence[float],
-  times: RoundTimes,
+  times: PartTimes,
 ) -> Estimate:
   """Returns the estimate of the chain with the best number of drafts.
 
@@ -97,7 +97,7 @@ def of_chain(
 def of_trees(
   name: str,
   acceptance: Sequence[Sequence[float]],
-  times: RoundTimes,
+  times: PartTimes,
   most_nodes: int,
 ) -> Estimate:
   """Returns the estimate of the best tree of at most `most_nodes` nodes.
@@ -135,7 +135,7 @@ def of_trees(
 def of_lattice(
   name: str,
   tokens_by_nodes: Mapping[str, float],
-  times: RoundTimes,
+  times: PartTimes,
   budget: policies.Budget | None = None,
 ) -> Estimate:
   """Returns the estimate of the most likely trees of a lattice.

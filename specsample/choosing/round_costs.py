@@ -73,7 +73,7 @@ def costs(
     seconds = drafting_seconds(
       target, trained.drafter, trained.params, batch_size
     )
-  return estimates.RoundTimes(passes, seconds).costs()
+  return estimates.PartTimes(passes, seconds).costs()
 
 
 def budget(

@@ -56,7 +56,7 @@ def test_of_many_rows_one_that_drafts_makes_the_pass_wide_for_all():
 
 
 def test_a_speedup_is_tokens_over_what_a_round_costs():
-  times = estimates.RoundTimes(_passes(_CORES), [0.0, 0.1, 0.2, 0.3])
+  times = estimates.PartTimes(_passes(_CORES), [0.0, 0.1, 0.2, 0.3])
   estimate = estimates.of_chain('x', [0.5, 0.3, 0.01], times)
   # 1.5 / 1.55, 1.8 / 1.7, and 1.81 / 1.825 with 4 tokens, between 3 and 5.
   assert estimate.depth == 2
@@ -75,7 +75,7 @@ def test_a_tree_has_as_many_nodes_as_pay(
   seconds, num_nodes, tokens, cost_of_round
 ):
   by_rank = [[0.5, 0.3, 0.1]] * 2
-  times = estimates.RoundTimes(_passes(seconds), [0.0, 0.1, 0.2])
+  times = estimates.PartTimes(_passes(seconds), [0.0, 0.1, 0.2])
   estimate = estimates.of_trees('x', by_rank, times, 15)
   assert estimate.topology.num_nodes == num_nodes
   assert estimate.speedup == pytest.approx(tokens / cost_of_round)
