@@ -154,11 +154,7 @@ def instance(name: str, value: Any, wanted: type, remedy: str) -> None:
 
 
 def integers(name: str, value: Any, remedy: str) -> Any:
-  """Returns an array of integers, on the host unless it is being traced.
-
-  Raises:
-    ValueError: the value is not such an array. Booleans are not integers.
-  """
+  """Returns an array of integers, on the host unless it is being traced."""
   return numbers(name, value, remedy, 'iu')
 
 

@@ -34,12 +34,7 @@ def name_of(path: str | os.PathLike[str]) -> str:
 
 
 def at(path: str | os.PathLike[str]) -> epath.Path:
-  """Returns the path of a file or folder, local or in a bucket.
-
-  Raises:
-    ValueError: if the path is remote but not gs://, or gcsfs is not installed;
-      or it is neither text nor a path.
-  """
+  """Returns the path of a file or folder, local or in a bucket."""
   name = name_of(path)
   scheme, separator, _ = name.partition('://')
   if separator and scheme != 'gs':
@@ -73,11 +68,7 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def is_folder(path: epath.Path) -> bool:
-  """Returns whether a path is an existing folder.
-
-  Raises:
-    ValueError: if the bucket cannot be reached.
-  """
+  """Returns whether a path is an existing folder."""
   try:
     return path.is_dir()
   except Exception as error:  # Errors of a bucket have no common base class.
@@ -100,9 +91,6 @@ def read_into(path: epath.Path, offset: int, buffer: memoryview) -> None:
   """Fills `buffer` with the bytes of a file from `offset` on.
 
   No other bytes are requested; a bucket is read in many parts at a time.
-
-  Raises:
-    ValueError: if the file ends too early.
   """
   if is_remote(path):
     num_bytes = 0
@@ -138,11 +126,7 @@ def _system(path):
 
 
 def read_json(path: epath.Path) -> dict[str, Any]:
-  """Returns the object in a JSON file.
-
-  Raises:
-    ValueError: if there is no such file, or it holds no JSON object.
-  """
+  """Returns the object in a JSON file."""
   try:
     content = json.loads(path.read_bytes().decode('utf-8'))
   except (OSError, ValueError) as error:
@@ -188,9 +172,6 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[epath.Path]:
   Nothing can be renamed in a bucket, so there the folder is at `path` from the
   start, and stays there if the block raises. The block must write last the file
   that marks the folder as complete.
-
-  Raises:
-    ValueError: if `path` exists.
   """
   final = absolute(path)
   if is_remote(final):
@@ -226,9 +207,6 @@ def on_first_process(action: Callable[[], int | None]) -> int:
   Returns:
     The action's result in every process, with 0 for None. The result must be at
     least 0 and fit in an int32.
-
-  Raises:
-    ValueError: in the other processes, if the action raised in process 0.
   """
   multihost_utils.sync_global_devices('on_first_process')
   result, caught = 0, None

@@ -31,12 +31,7 @@ class Topology:
   parents: tuple[int, ...]
 
   def __post_init__(self):
-    """Checks that nodes come after their parents.
-
-    Raises:
-      ValueError: if one does not, naming the first such node, or if parents are
-        not integers.
-    """
+    """Checks that nodes come after their parents."""
     try:
       parents = tuple(map(operator.index, self.parents))
     except TypeError as error:

@@ -15,12 +15,7 @@ _LEAST_GAIN = 0.05
 def check_costs(
   costs: Sequence[float], num_draft_tokens: int = 1
 ) -> tuple[float, ...]:
-  """Returns the costs of rounds of 0, 1, ... draft tokens, after checking them.
-
-  Raises:
-    ValueError: if a cost is not a finite number above 0, or there are too few
-      of them for num_draft_tokens.
-  """
+  """Returns the checked costs of rounds of 0, 1, ... draft tokens."""
   costs = tuple(float(cost) for cost in costs)
   if len(costs) < 2 or not all(0 < cost < math.inf for cost in costs):
     raise ValueError(

@@ -153,9 +153,6 @@ def make_folder(path: pathlib.PurePath) -> None:
 
   Args:
     path: a `pathlib.Path`, or an `epath.Path`, which may be in a bucket.
-
-  Raises:
-    ValueError: if the folder cannot be made.
   """
   # Imported lazily: it imports JAX, and flags are parsed before that.
   from specsample import files  # noqa: PLC0415

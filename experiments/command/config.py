@@ -159,11 +159,7 @@ def name() -> str:
 
 
 def find(path: str) -> str:
-  """Returns the path, or the one in the repository if only that exists.
-
-  Raises:
-    ValueError: if it is empty, as from a shell variable that is not set.
-  """
+  """Returns the path, or the one in the repository if only that exists."""
   if not path:
     raise ValueError(
       "the path '' names no file: give one, or leave the setting out"

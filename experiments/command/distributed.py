@@ -82,10 +82,6 @@ def start() -> None:
   It has to be called before any other use of JAX; without these flags, it does
   nothing. If the processes do not come together in time, this one ends with one
   line and exit code 2.
-
-  Raises:
-    ValueError: if the flags do not fit the cluster or each other, or if the
-      processes were not all started with the same flags.
   """
   values = flags.FLAGS.flag_values_dict()
   places: dict[str, Any] = {name: values.get(name) for name in _PLACES}
@@ -172,10 +168,6 @@ def check_same(texts: Mapping[str, str]) -> None:
 
   Args:
     texts: what has to be the same on all processes, by name.
-
-  Raises:
-    ValueError: in every process; it names the first process that differs, and
-      in what.
   """
   if not is_on():
     return

@@ -68,11 +68,7 @@ def out(what: str = 'the results') -> flags.FlagHolder[str | None]:
 
 
 def folder(out: flags.FlagHolder[str | None]) -> 'epath.Path':
-  """Returns the folder of --out, which need not exist.
-
-  Raises:
-    ValueError: if its path is neither local nor in a bucket that can be read.
-  """
+  """Returns the folder of --out, which need not exist."""
   from specsample import files  # noqa: PLC0415
 
   return files.at(out.value or f'results/{config.name()}')

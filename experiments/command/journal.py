@@ -72,10 +72,6 @@ class Journal:
     The journal is the file journal.jsonl, or in a bucket the folder `journal`.
     A bucket has no locks, so start only one run there at a time. All processes
     have what process 0 finds there.
-
-    Raises:
-      ValueError: in process 0, if the journal there is damaged, belongs to
-        another run or, unless it is in a bucket, is in use.
     """
     self.folder = folder
     self._store: _Lines | _Objects | None = None

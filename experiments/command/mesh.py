@@ -38,11 +38,7 @@ class Mesh:
       check_rules('Mesh.rules', self.rules)
 
   def set(self) -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which JAX and `sharding` use the mesh.
-
-    Raises:
-      ValueError: if the devices that are there do not make such a mesh.
-    """
+    """Returns a context in which JAX and `sharding` use the mesh."""
     sizes = (self.data, self.model, self.sequence, self.num_slices)
     if all(size == 1 for size in sizes) and not distributed.is_on():
       return contextlib.nullcontext()
@@ -73,9 +69,6 @@ def check_rules(name: str, rules: sharding.Rules) -> None:
   Args:
     name: the name of the setting, for messages.
     rules: the value of the setting.
-
-  Raises:
-    ValueError: if the rules are not valid; it names the rule.
   """
   wanted = (
     "give pairs such as ('batch', ('data',)), with mesh axes 'data', 'model', "

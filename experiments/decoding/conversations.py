@@ -111,12 +111,7 @@ def digest(conversations: Sequence[Conversation]) -> str:
 
 
 def read(path: str) -> File:
-  """Reads a file.
-
-  Raises:
-    ValueError: if the file cannot be read or has no user turn; names the file,
-      the first record that is no conversation, and the remedy.
-  """
+  """Reads a file."""
   try:
     content = text(pathlib.Path(path).read_bytes())
   except OSError as error:
@@ -168,11 +163,7 @@ def uncompressed(path: str) -> str:
 
 
 def unpacked(data: bytes) -> bytes:
-  """Returns the content of a file, decompressed if it is a gzip file.
-
-  Raises:
-    ValueError: the file is damaged.
-  """
+  """Returns the content of a file, decompressed if it is a gzip file."""
   if not data.startswith(_GZIP):
     return data
   try:
@@ -185,9 +176,6 @@ def text(data: bytes) -> str:
   """Returns the text of a file, which may be compressed by gzip.
 
   Bytes that are not UTF-8 become surrogates, which no valid text contains.
-
-  Raises:
-    ValueError: the file is damaged, or marked as UTF-16 without being it.
   """
   data = unpacked(data)
   if not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -209,11 +197,7 @@ def lines(content: str) -> list[tuple[int, str]]:
 
 
 def value(line: str) -> Any:
-  """Returns the value of a line of JSON.
-
-  Raises:
-    ValueError: the line is not JSON, or is nested too deeply to be read.
-  """
+  """Returns the value of a line of JSON."""
   try:
     return json.loads(line)
   except (json.JSONDecodeError, RecursionError) as error:
@@ -323,11 +307,7 @@ def _raw_messages(record):
 
 
 def of_prompts(record: Any, place: int) -> Conversation:
-  """Returns the conversation of a record that has only the user's turns.
-
-  Raises:
-    ValueError: the record is invalid; the message says what is wrong with it.
-  """
+  """Returns the conversation of a record that has only the user's turns."""
   if not isinstance(record, dict):
     raise ValueError('expected a JSON object with "prompt" or "turns"')
   if 'turns' in record:

@@ -41,9 +41,6 @@ class Conversation:
     """Yields the chunks of the answer to a turn of the user.
 
     The caller may stop early; the answer is then what has been yielded so far.
-
-    Raises:
-      ValueError: there is no room for the turn, which is then left out.
     """
     messages = [*self._messages, {'role': 'user', 'content': turn}]
     tokens = self._row(messages)

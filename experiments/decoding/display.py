@@ -112,7 +112,6 @@ class TextView:
     self._stream = text_lib.TextStream(tokenizer)
 
   def show(self, chunk: stream.Chunk) -> None:
-    """See `View`."""
     self._write(self._stream.push(chunk.tokens))
 
   def close(self) -> None:
@@ -150,7 +149,6 @@ class OriginView:
     console.print(legend, soft_wrap=not console.is_terminal)
 
   def show(self, chunk: stream.Chunk) -> None:
-    """See `View`."""
     shown = rich.text.Text()
     marked = zip(chunk.origins, chunk.tokens, strict=True)
     for origin, run in itertools.groupby(marked, lambda pair: pair[0]):
@@ -165,7 +163,6 @@ class OriginView:
     self._print(shown)
 
   def close(self) -> None:
-    """See `View`."""
     self._print(self._stream.finish() + '\n')
 
   def _print(self, text):
@@ -191,13 +188,11 @@ class RoundView:
     self._print(rich.text.Text(rounds.LEGEND))
 
   def show(self, chunk: stream.Chunk) -> None:
-    """See `View`."""
     self._text += self._stream.push(chunk.tokens)
     for one in chunk.rounds:
       self._print(_table(one, self._console.is_terminal))
 
   def close(self) -> None:
-    """See `View`."""
     self._print(rich.text.Text(f'\n{self._text}{self._stream.finish()}'))
     self._text = ''
 

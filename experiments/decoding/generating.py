@@ -187,9 +187,6 @@ def _with_num_draft_tokens(
   """Returns the method with this K, or unchanged if K is None.
 
   K = 0 replaces the drafter by `NoDraft`.
-
-  Raises:
-    ValueError: the method drafts nothing, or was not trained for this K.
   """
   if num_draft_tokens is None:
     return method

@@ -33,10 +33,6 @@ def read(path: str, limit: int | None = None) -> list[Prompt]:
 
   Says on stderr which parts of conversations cannot be used, if any. A damaged
   file is refused, because a result is of all the prompts that it names.
-
-  Raises:
-    ValueError: the file cannot be read, has no prompt or is damaged, or one of
-      its records has no prompt; the message names the file and the record.
   """
   file = conversations.read(path)
   if file.fault:
@@ -67,11 +63,7 @@ def encode(
   chat: bool,
   system: str | None = None,
 ) -> list[int]:
-  """Returns the tokens of a prompt, plain or as the first turn of a chat.
-
-  Raises:
-    ValueError: a chat begins with a system message, but `chat` is False.
-  """
+  """Returns the tokens of a prompt, plain or as the first turn of a chat."""
   if chat:
     first = [] if system is None else [{'role': 'system', 'content': system}]
     return tokenizer.encode_chat([*first, {'role': 'user', 'content': prompt}])

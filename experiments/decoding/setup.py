@@ -65,12 +65,7 @@ class Setup:
     return jax.random.key(self.seed)
 
   def check(self, prompts: Sequence[list[int]]) -> None:
-    """Raises for what `specsample.generate` would refuse; compiles nothing.
-
-    Raises:
-      ValueError: a setting is out of range, a prompt does not fit, or the rule
-        does not take the drafter's drafts.
-    """
+    """Raises for what `specsample.generate` would refuse; compiles nothing."""
     checked = self._checked(*specsample.pad_prompts(list(prompts)))
     decode.check_rule(self.params, checked, **self.components)
 

@@ -106,13 +106,7 @@ def outputs(
 def check(
   evaluation: evaluation_lib.Evaluation, path: str, prompt: prompts_lib.Prompt
 ) -> None:
-  """Refuses a conversation that cannot be decoded.
-
-  Raises:
-    ValueError: the prompts are not turns of a chat, the user's turns alone
-      are too long, or a setting is for single turns; the message names the
-      line.
-  """
+  """Refuses a conversation that cannot be decoded."""
   count = len(numbers(evaluation, [prompt]))
   if count == 1:
     return
@@ -145,9 +139,6 @@ def encode(
   """Returns the tokens of a conversation, up to the turn after the answers.
 
   If they leave no room for another answer, the longest answers lose their ends.
-
-  Raises:
-    ValueError: the user's turns alone leave no room.
   """
   tokenizer = evaluation.target.tokenizer
   room = evaluation.target.model.max_length

@@ -119,12 +119,7 @@ class Evaluation:
         )
 
   def encode(self, path: str, prompt: prompts_lib.Prompt) -> list[int]:
-    """Returns the tokens of the prompt, or of a conversation's first turn.
-
-    Raises:
-      ValueError: the prompt has no tokens or more than the model takes, or the
-        chat template refuses it.
-    """
+    """Returns the tokens of the prompt, or of a conversation's first turn."""
     where = f'{path}, line {prompt.line}'
     try:
       tokens = prompts_lib.encode(
@@ -146,11 +141,7 @@ class Evaluation:
     return tokens
 
   def check(self, tokens: Sequence[list[int]]) -> None:
-    """Refuses settings that cannot decode the prompts' tokens.
-
-    Raises:
-      ValueError: a setting does not fit; the message names it.
-    """
+    """Refuses settings that cannot decode the prompts' tokens."""
     for method in self.methods.values():
       self.setup(method).check(tokens)
 

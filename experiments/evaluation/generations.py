@@ -83,12 +83,7 @@ def write(
 
 
 def read(path: pathlib.PurePath, limit: int) -> list[Prompt]:
-  """Reads the first `limit` prompts of each category from generations.jsonl.
-
-  Raises:
-    ValueError: the file is damaged or has an unknown schema; the message names
-      the file.
-  """
+  """Reads the first `limit` prompts of each category from generations.jsonl."""
   found: list[Prompt] = []
   counts: collections.Counter[str] = collections.Counter()
   with files.at(path).open('rb') as file:

@@ -90,12 +90,7 @@ def learner(
 def learners(
   evaluation: evaluation_lib.Evaluation,
 ) -> dict[str, online.Learner]:
-  """Returns the learner of each method that learns, by the method's name.
-
-  Raises:
-    ValueError: a method does not exist or cannot learn, or drafters cannot
-      learn in this run.
-  """
+  """Returns the learner of each method that learns, by the method's name."""
   found = {}
   for name, make in evaluation.learners.items():
     learns = f'Evaluation.learners has {name!r}, but'
@@ -139,11 +134,7 @@ class Learning:
   known: online.Learned = dataclasses.field(init=False)
 
   def __post_init__(self):
-    """Begins with what is known after all batches that the journal has.
-
-    Raises:
-      ValueError: the last checkpoint is absent or damaged.
-    """
+    """Begins with what is known after all batches that the journal has."""
     self.known = online.init(self.setup.params, self.learner)
     if self._batches:
       step = max(batch['step'] for batch in self._batches)

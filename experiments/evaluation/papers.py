@@ -71,10 +71,6 @@ def check(
   Args:
     paper: the table.
     evaluations: by setting.
-
-  Raises:
-    ValueError: an entry does not fit. The message names the row, the quantity,
-      or the method that a ratio is relative to.
   """
   for row in paper.rows:
     _check_row('rows', row, '(setting, method, numbers by quantity)')

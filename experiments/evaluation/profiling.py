@@ -15,12 +15,7 @@ from specsample import files
 
 
 def check(folder: str, evaluation: evaluation_lib.Evaluation) -> pathlib.Path:
-  """Creates the folder of --profile_dir, and returns it.
-
-  Raises:
-    ValueError: the folder cannot be written on this machine, or a method
-      learns.
-  """
+  """Creates the folder of --profile_dir, and returns it."""
   if evaluation.learners:
     raise ValueError(
       f'--profile_dir={folder}: methods that learn, as '

@@ -73,9 +73,6 @@ def parts(
       their own number.
     allow_code_execution: whether tasks may run the code of answers, whatever
       the configuration says.
-
-  Raises:
-    ValueError: names the setting, or the line of a file.
   """
   for name, configured in evaluations().items():
     task = configured.task if path is None else None

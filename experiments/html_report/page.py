@@ -48,9 +48,6 @@ def render(runs: Sequence[result_file.Run], title: str, prompts: int) -> str:
     runs: what the page shows.
     title: its title.
     prompts: how many prompts of each category have their texts on the page.
-
-  Raises:
-    ValueError: a file of texts cannot be read; the message names it.
   """
   notes = []
   if not figures.are_possible():

@@ -58,10 +58,6 @@ def inspect(name_or_path: str, target: str | None = None) -> Report:
       the hub is looked up among earlier downloads.
     target: the model that a drafter is for; None for the target that its card
       names.
-
-  Raises:
-    ValueError: there is nothing at the path, it is a drafter whose target is
-      not known, or `target` is not a model that can be loaded.
   """
   path = _find(name_or_path)
   if path.suffix in _WEIGHTS and not files.is_folder(path):
@@ -96,11 +92,7 @@ def _is_drafter(path: epath.Path) -> bool:
 
 
 def target_of(path: epath.Path) -> str:
-  """Returns the target that a drafter's card names.
-
-  Raises:
-    ValueError: there is no card, or it names no target.
-  """
+  """Returns the target that a drafter's card names."""
   named = None
   if (path / card.NAME).exists():
     named = card.read(path).get('target')

@@ -63,10 +63,6 @@ def remake(
     method: the method; it is returned itself if that makes no difference.
     num_draft_tokens: K, at least 1; None keeps it.
     batch_size: the rows that are decoded together; None keeps it.
-
-  Raises:
-    ValueError: the drafter was not trained for that many draft tokens, or they
-      are not for the user to choose.
   """
   drafter: Any = method.drafter  # a dataclass, which the protocol leaves open
   length = num_draft_tokens or drafter.num_draft_tokens
@@ -138,11 +134,7 @@ def auto(
 def tli(
   draft: specsample.Loaded, target: specsample.Loaded, num_draft_tokens: int
 ) -> Method:
-  """Returns the method of a draft model that has another vocabulary.
-
-  Raises:
-    ValueError: the draft model shares too few tokens with the target.
-  """
+  """Returns the method of a draft model that has another vocabulary."""
   shared = specsample.map_vocabulary(draft, target)
   drafter = specsample.drafters.TLI(
     model=draft.model,
@@ -185,10 +177,6 @@ def tree(
     topology: the shape of the tree.
     kind: how siblings are chosen, a `types.DraftKind`; see `drafters.Tree`.
     verify: a rule for trees that accepts that kind.
-
-  Raises:
-    ValueError: the drafter cannot branch, or not that deep, or the verifier
-      does not accept the kind.
   """
   checks.verifier(verify)
   taken = sorted(known.value for known in verify.draft_kinds)
@@ -212,10 +200,6 @@ def best_tree(name: str, target: specsample.Loaded, num_nodes: int) -> Method:
     name: the drafter, as for `specsample.load_drafter`.
     target: its target.
     num_nodes: N, as in `tree.best`.
-
-  Raises:
-    ValueError: the card does not say how often each rank is kept, or there are
-      too many nodes.
   """
   load = functools.partial(specsample.load_drafter, name, target)
   loaded = load()
@@ -242,9 +226,6 @@ def candidates(method: Method, num_candidates: int) -> Method:
   Args:
     method: its drafter says for how many positions, K.
     num_candidates: how many tokens per position.
-
-  Raises:
-    ValueError: the drafter cannot branch, or has fewer tokens to choose from.
   """
   checks.count('num_candidates', num_candidates)
   depth = method.drafter.num_draft_tokens
@@ -276,10 +257,6 @@ def dynamic_tree(
     num_draft_tokens: N, as in `drafters.DynamicTree`.
     width: as in `drafters.DynamicTree`.
     depth: the depth of the tree; None for the K of the method.
-
-  Raises:
-    ValueError: the drafter cannot branch, or not that deep, or there are too
-      many nodes.
   """
   method = _branching(method, depth or method.drafter.num_draft_tokens)
   drafter = specsample.drafters.DynamicTree(
@@ -298,9 +275,6 @@ def lattice_tree(
     method: its drafter has a lattice, as DFlash and DSpark have.
     num_draft_tokens: N, as in `drafters.LatticeTree`.
     candidates: as in `drafters.LatticeTree`.
-
-  Raises:
-    ValueError: the drafter has no lattice, or there are too many nodes.
   """
   drafter = specsample.drafters.LatticeTree(
     drafter=method.drafter,

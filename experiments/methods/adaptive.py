@@ -36,10 +36,6 @@ def adaptive(
     widths: the widths of the target's passes; None means those of a `Budget`,
       or one for each number of drafts, and for a tree one for every power of
       two.
-
-  Raises:
-    ValueError: the drafter was not trained for that many drafts, or cannot
-      pause.
   """
   method = methods.remake(method, num_draft_tokens)
   has_ladder = any(isinstance(x, policies_lib.Budget) for x in policies)
@@ -92,9 +88,6 @@ def contrary(method: methods.Method) -> methods.Method:
 
   Its last norm is negated, and so are its logits: the drafts cost as much as
   before and are never kept, which a policy has to cope with.
-
-  Raises:
-    ValueError: the method's drafter is no `DraftModel`, DFlash or DSpark.
   """
   kinds = drafters.DraftModel | drafters.DFlash
   if not isinstance(method.drafter, kinds):

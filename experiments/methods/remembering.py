@@ -71,9 +71,6 @@ def either(
       machine, decides how much the trained drafter drafts.
     policies: further policies, all of which a trained draft must pass as well;
       see `drafters.Adaptive`.
-
-  Raises:
-    ValueError: the two drafters cannot be combined.
   """
   return _either(remembered, trained, target, policies, 1)
 

@@ -44,10 +44,6 @@ def write(path: pathlib.PurePath, data: bytes) -> None:
   """Writes a file that appears under its name only when it is complete.
 
   `path` is a `pathlib.Path`, or an `epath.Path`, which may be in a bucket.
-
-  Raises:
-    cli.NotWrittenError: if the disk is full, or the like; nothing is left
-      behind.
   """
   if files.is_remote(path):
     # In a bucket, an object appears once all of it has arrived.

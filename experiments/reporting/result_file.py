@@ -37,9 +37,6 @@ def check_settings(path: pathlib.PurePath, parts: Sequence[str]) -> None:
     path: a result.json, which need not exist. A file that cannot be read may be
       replaced.
     parts: the names of the settings that are to be written there.
-
-  Raises:
-    ValueError: if results of others are there; it names them and the remedy.
   """
   if not files.at(path).exists():
     return
@@ -76,11 +73,7 @@ class Run:
 
 
 def find(root: str) -> list[Run]:
-  """Reads all result files below a folder, sorted by path.
-
-  Raises:
-    ValueError: there are none, or one cannot be read; the message names it.
-  """
+  """Reads all result files below a folder, sorted by path."""
   if files.is_remote(root):
     raise ValueError(
       f'--results={root} is in a bucket: copy the folder here first'
@@ -102,12 +95,7 @@ def find(root: str) -> list[Run]:
 
 
 def read(path: pathlib.PurePath) -> dict[str, Any]:
-  """Returns a result file's content; rows of a result.json as `rows.Row`.
-
-  Raises:
-    ValueError: if the file is missing, damaged, or of a schema that this
-      version does not read; it names the file, the schema and the remedy.
-  """
+  """Returns a result file's content; rows of a result.json as `rows.Row`."""
   content = _load(path)
   schema = content.get('schema')
   if type(schema) is not int or schema != SCHEMA:

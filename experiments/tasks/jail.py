@@ -129,11 +129,7 @@ def _limit(limits: dict[str, int]) -> None:
 
 
 def _wall_in(parent: int) -> None:
-  """Ends this process with its parent, and gives up most system calls.
-
-  Raises:
-    OSError: this system or machine cannot do that.
-  """
+  """Ends this process with its parent, and gives up most system calls."""
   _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != parent:
     raise OSError('the process that started this has ended')

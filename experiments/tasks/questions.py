@@ -48,11 +48,7 @@ class Questions:
   chat: bool = True
 
   def prompts(self) -> list[prompts_lib.Prompt]:
-    """Returns the questions, with all turns of the user.
-
-    Raises:
-      ValueError: a question is not one of this benchmark's, or occurs twice.
-    """
+    """Returns the questions, with all turns of the user."""
     prompts = [self._prompt(record) for record in self.source.read()]
     lines: dict[str, int] = {}
     for prompt in prompts:
@@ -159,9 +155,6 @@ def speed_bench(
     path: a file of JSON lines with the subset; None reads from the hub.
     revision: of the hub's repository; None for the newest.
     chat: whether a prompt is a turn of a chat.
-
-  Raises:
-    ValueError: there is no such subset.
   """
   if subset not in _SUBSETS:
     raise ValueError(

@@ -50,12 +50,7 @@ _LEAST = {
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-  """The resources that a program may use.
-
-  Raises:
-    ValueError: a limit is infinite or too small for any program, or is not a
-      whole number, as all but `clock_seconds` have to be.
-  """
+  """The resources that a program may use."""
 
   seconds: int = 3  # CPU time
   clock_seconds: float = 15  # wall-clock time; others use the processor too
@@ -103,11 +98,7 @@ def refusal(limits: Limits = DEFAULT) -> str | None:
 
 
 def run(program: str, limits: Limits = DEFAULT) -> Outcome:
-  """Runs Python source until it ends or reaches a limit.
-
-  Raises:
-    ValueError: the program cannot be confined here, and was not run.
-  """
+  """Runs Python source until it ends or reaches a limit."""
   kind, reason = _run(program, limits)
   if kind == 'refused':
     raise ValueError(

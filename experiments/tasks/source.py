@@ -37,11 +37,7 @@ class Subset:
   revision: str | None = None  # a branch, tag or commit; None for the newest
 
   def rows(self) -> Iterable[dict[str, Any]]:
-    """Returns the rows, downloaded or from the hub's cache.
-
-    Raises:
-      ValueError: the library is missing or cannot get the data.
-    """
+    """Returns the rows, downloaded or from the hub's cache."""
     try:
       # Imported by name: it is heavy, and neither tests nor checks need it.
       datasets = importlib.import_module('datasets')
@@ -89,20 +85,12 @@ class Source:
   sha256: str | None = None  # of the published file, unpacked
 
   def read(self) -> list[Record]:
-    """Returns all records, except those that lack a text.
-
-    Raises:
-      ValueError: the data set is absent, empty or of another schema.
-    """
+    """Returns all records, except those that lack a text."""
     kept, _ = self._read()
     return kept
 
   def provenance(self) -> Provenance:
-    """Describes the data that `read` reads.
-
-    Raises:
-      ValueError: as for `read`.
-    """
+    """Describes the data that `read` reads."""
     kept, left_out = self._read()
     if self.path is not None:
       text = conversations.unpacked(self._bytes())

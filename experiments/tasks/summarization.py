@@ -158,9 +158,6 @@ def xsum(
       script, which the library no longer runs, use 'refs/convert/parquet'.
     chat: whether a prompt is one user turn of a chat.
     max_words: longer articles are left out; None keeps all.
-
-  Raises:
-    ValueError: there is no such split.
   """
   if split not in _SPLITS:
     raise ValueError(

@@ -45,12 +45,7 @@ class Task(Protocol):
     """The names that `score` may return, whether or not it does here."""
 
   def prompts(self) -> list[prompts_lib.Prompt]:
-    """Returns all prompts.
-
-    Raises:
-      ValueError: the data set is absent, empty or of another schema; the
-        message says where to get it and how to name it.
-    """
+    """Returns all prompts."""
 
   def unscored(self) -> str | None:
     """Returns why `score` returns nothing; None if it scores."""

@@ -21,11 +21,7 @@ _BUILT = {
 
 
 def check(loaded: specsample.Loaded) -> None:
-  """Checks that `generator` can build a model that it would compare.
-
-  Raises:
-    ValueError: it has more than a Llama has, or its positions are scaled.
-  """
+  """Checks that `generator` can build a model that it would compare."""
   if _why_not(loaded) is None:
     _check_fields(loaded.model)
 

@@ -83,12 +83,7 @@ class Target:
 
 
 def target(topology: str, config: CompileTpu) -> Target:
-  """Returns the mesh of a topology and the checked arguments of a batch.
-
-  Raises:
-    ValueError: there is no such topology, its devices cannot form the mesh, or
-      `specsample.generate` would refuse the arguments.
-  """
+  """Returns the mesh of a topology and the checked arguments of a batch."""
   tpu = topologies_lib.parse(topology)
   try:
     devices = topologies.get_topology_desc(
@@ -156,9 +151,6 @@ def run(
   Returns:
     What is known about the programs, and the HLO of the loop; None instead of
     the HLO if the compiler cannot fit a program into memory.
-
-  Raises:
-    ValueError: the rule does not take the drafter's drafts.
   """
   start = time.perf_counter()
   elapsed = lambda: round(time.perf_counter() - start, 1)

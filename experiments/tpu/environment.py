@@ -34,11 +34,7 @@ def set_up() -> None:
 
 
 def find_libtpu() -> None:
-  """Tells JAX where libtpu is.
-
-  Raises:
-    ValueError: it is not installed; the message has the command to install it.
-  """
+  """Tells JAX where libtpu is."""
   if importlib.util.find_spec('libtpu') is not None:
     return
   requirement = _requirement()

@@ -148,11 +148,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-  """Parses a module.
-
-  Raises:
-    ValueError: the text has no entry computation, so it is not an HLO module.
-  """
+  """Parses a module."""
   computations: dict[str, Computation] = {}
   entry = None
   name, is_entry = '', False

@@ -70,11 +70,7 @@ class Counts:
 
 
 def count(text: str, vocab_size: int) -> Counts:
-  """Counts a round in the text that `jax.stages.Compiled.as_text` returns.
-
-  Raises:
-    ValueError: the text is not HLO, or it has no loop.
-  """
+  """Counts a round in the text that `jax.stages.Compiled.as_text` returns."""
   module = hlo.parse(text)
   executed = hlo_loop.round_of(module)
   memory_bytes = functools.partial(hlo_work.memory_bytes, module)

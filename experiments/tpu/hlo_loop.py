@@ -36,9 +36,6 @@ def round_of(module: hlo.Module, taken: Taken = every) -> list[Executed]:
   The decoding loop is the entry computation's loop; if there are several, the
   one with the most instructions. Instructions of a nested loop are executed
   once per turn of that loop. By default every branch counts as taken.
-
-  Raises:
-    ValueError: the program has no loop.
   """
   rounds = [
     list(_walk_loop(module, loop, 1, taken))

@@ -31,12 +31,7 @@ TPUS: Mapping[str, Tpu] = {
 
 
 def parse(topology: str) -> Tpu:
-  """Returns the TPU of a topology that is written as in JAX, 'v4:2x2x4'.
-
-  Raises:
-    ValueError: there is no such TPU, or the shape is malformed or has another
-      number of axes.
-  """
+  """Returns the TPU of a topology that is written as in JAX, 'v4:2x2x4'."""
   name, _, shape = topology.partition(':')
   tpu = TPUS.get(name)
   if tpu is None and name in chips.CHIPS:

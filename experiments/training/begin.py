@@ -30,9 +30,6 @@ def params(training: training_lib.Training, d2t: ArrayLike | None) -> Params:
   Args:
     training: the settings; `begin_with` names the drafter to go on from.
     d2t: [V'] the ids of the drafted tokens, None for all.
-
-  Raises:
-    ValueError: see `check`.
   """
   drafter = training.drafter
   own = drafter.init_params(
@@ -58,12 +55,7 @@ def _by_token(table, fresh, before, after):
 
 
 def check(training: training_lib.Training) -> None:
-  """Checks that `begin_with` is a drafter that this run can go on from.
-
-  Raises:
-    ValueError: there is no such drafter, or it is of another kind or size.
-      Block drafters may be of different kinds.
-  """
+  """Checks that `begin_with` is a drafter that this run can go on from."""
   if training.begin_with is not None:
     _weights(training)
 

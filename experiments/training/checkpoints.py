@@ -36,11 +36,7 @@ class RunCheckpoints:
       opened.close()
 
   def step(self, plan: plan_lib.Plan) -> int:
-    """Returns the step that the run continues from, 0 if no state was kept.
-
-    Raises:
-      ValueError: the states belong to another run.
-    """
+    """Returns the step that the run continues from, 0 if no state was kept."""
     constant = self._open(_CHECKPOINTS).step or 0
     step = constant
     if constant == plan.decay_start and self._has_decay(plan):
@@ -50,20 +46,12 @@ class RunCheckpoints:
     return step
 
   def restore(self, like: TrainState, plan: plan_lib.Plan) -> TrainState | None:
-    """Reads the state of `step`; returns None if no state was kept.
-
-    Raises:
-      ValueError: the state is damaged, or belongs to another run.
-    """
+    """Reads the state of `step`; returns None if no state was kept."""
     step = self.step(plan)
     return self._at(plan, step, _CHECKPOINTS).restore(like) if step else None
 
   def save(self, state: TrainState, plan: plan_lib.Plan) -> None:
-    """Keeps a state, in the plan's own folder if it is one of the decay.
-
-    Raises:
-      ValueError: the state cannot be written.
-    """
+    """Keeps a state, in the plan's own folder if it is one of the decay."""
     self._at(plan, int(state.step), _CHECKPOINTS).save(state)
 
   def forget_other_decays(self, plan: plan_lib.Plan) -> None:
@@ -90,19 +78,12 @@ class RunCheckpoints:
 
     This comes before they are journalled: weights without a record in the
     journal are not known to be any good, and `best` ignores them.
-
-    Raises:
-      ValueError: they cannot be written.
     """
     weights = dataclasses.replace(state, optimizer=())
     self._at(plan, int(state.step), _BEST).save(weights)
 
   def restore_best(self, like: TrainState, plan: plan_lib.Plan) -> TrainState:
-    """Reads the weights that `best` describes.
-
-    Raises:
-      ValueError: they are damaged or missing.
-    """
+    """Reads the weights that `best` describes."""
     best = self.best(plan)
     if best is None:
       raise ValueError(

@@ -20,11 +20,7 @@ import specsample
 def load(
   folders: Sequence[str], target: specsample.Loaded
 ) -> list[data_folder.Data]:
-  """Reads all data in the folders.
-
-  Raises:
-    ValueError: a folder is named twice, or holds no data for this target.
-  """
+  """Reads all data in the folders."""
   for folder in folders:
     if folders.count(folder) > 1:
       raise ValueError(f'--data names {folder} twice: give each folder once')
@@ -45,11 +41,7 @@ class TrainingData:
     training: training_lib.Training,
     folders: Sequence[data_folder.Data],
   ) -> 'TrainingData':
-    """Chooses the shards.
-
-    Raises:
-      ValueError: a folder has nothing to train on.
-    """
+    """Chooses the shards."""
     every = training.held_out_every
     train = [data.to_train(every, training.max_tokens) for data in folders]
     held_out = [
@@ -87,9 +79,6 @@ class Split:
       data: the shards that the run reads.
       vectors: the target's vectors by folder, shard and dialogue; None if they
         are not at hand.
-
-    Raises:
-      ValueError: no greedy answer is held out.
     """
     whole = training.objective.reads_prompt or not training.cache_hidden
 

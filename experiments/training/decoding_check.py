@@ -21,9 +21,6 @@ def choose_prompts(
   Returns:
     At most `decoded_prompts` prompts, each cut to its last
     `decoded_prompt_tokens` tokens.
-
-  Raises:
-    ValueError: the target has no room for prompts and answers of that length.
   """
   count = min(training.decoded_prompts, len(prompts))
   room = training.target.model.max_length - training.decoded_new_tokens

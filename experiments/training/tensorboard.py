@@ -17,11 +17,7 @@ def observe_nothing(key: tuple, values: dict[str, Any]) -> None:
 
 
 def check(folder: pathlib.PurePath) -> None:
-  """Refuses a folder that `writer` cannot write to.
-
-  Raises:
-    ValueError: the package is missing, or the folder is in a bucket.
-  """
+  """Refuses a folder that `writer` cannot write to."""
   if importlib.util.find_spec('tensorboardX') is None:
     raise ValueError(
       '--tensorboard needs the package tensorboardX: pip install '
@@ -40,9 +36,6 @@ def writer(folder: pathlib.PurePath) -> Iterator[Observe]:
 
   The package tensorboardX writes them, without TensorFlow. `tensorboard
   --logdir=FOLDER` shows them, even while the run goes on.
-
-  Raises:
-    ValueError: see `check`.
   """
   check(folder)
   import tensorboardX  # noqa: PLC0415 (an extra, which most runs do without)

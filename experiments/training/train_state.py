@@ -21,9 +21,6 @@ def refuse_results(folder: pathlib.PurePath, where: str) -> None:
   Args:
     folder: the folder of the results.
     where: what this run has done so far; it continues 'this run'.
-
-  Raises:
-    ValueError: the folder exists.
   """
   if files.is_folder(folder):
     raise ValueError(
@@ -91,9 +88,6 @@ class Checkpoints:
 
     Returns:
       The state, or None if there is none yet.
-
-    Raises:
-      ValueError: the state is damaged, or belongs to another run.
     """
     step = self._manager.latest_step() if step is None else step
     if step is None:
@@ -117,9 +111,6 @@ class Checkpoints:
     """Keeps a state, in place of one of the same step.
 
     Returns when the state is on the disk.
-
-    Raises:
-      NotWrittenError: the state cannot be written; the previous one stays.
     """
     step = int(state.step)
     try:

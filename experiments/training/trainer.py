@@ -59,10 +59,6 @@ class Trainer:
 
     Returns:
       The whole parameter tree of the step with the most tokens per round.
-
-    Raises:
-      LossError: names the step; the checkpoints before it stay.
-      ValueError: a checkpoint cannot be read or written.
     """
     state, frozen = step_lib.init(
       self.params, self._is_trained(), self.training.optimizer, self._dtype

@@ -243,11 +243,7 @@ class Training:
   def batches(
     self, examples: Sequence[batches_lib.Example]
   ) -> batches_lib.Batches:
-    """Returns the batches of an endless run.
-
-    Raises:
-      ValueError: none of the examples is short enough.
-    """
+    """Returns the batches of an endless run."""
     return batches_lib.Batches(
       examples=examples,
       batch_size=self.batch_size,

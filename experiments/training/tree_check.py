@@ -39,11 +39,6 @@ def measure(
   Args:
     setup: decodes at temperature 0; its method is a drafter of chains.
     prompts: token ids, one list per prompt, which are decoded as one batch.
-
-  Raises:
-    ValueError: the drafter cannot draft such trees, or the target takes their
-      shape and ignores it.
-    TypeError: the target does not take the shape of a tree.
   """
   method = setup.method
   of_method = lambda method: dataclasses.replace(setup, method=method)

@@ -112,12 +112,7 @@ class Batches:
   seed: int = 0
 
   def __post_init__(self):
-    """Checks the sizes.
-
-    Raises:
-      ValueError: if a size is below 1 (the message names it), or no answer
-        begins within `max_length`.
-    """
+    """Checks the sizes."""
     if min(self.batch_size, self.width_multiple) < 1:
       raise ValueError(
         f'batch_size is {self.batch_size} and width_multiple '

@@ -77,10 +77,6 @@ class Folder:
       folder: its path, local or in a bucket.
       identity: the properties that its shards share.
       notes: further entries of the manifest, as JSON.
-
-    Raises:
-      ValueError: if the folder is in use or holds data of another target or of
-        other settings, or its manifest is missing or damaged.
     """
     self._folder = files.at(folder)
     self._identity = identity
@@ -102,11 +98,7 @@ class Folder:
   def read(
     self, number: int
   ) -> tuple[list[Dialogue], dict[str, Any] | None] | None:
-    """Returns a shard's dialogues and its origin, or None if there is no shard.
-
-    Raises:
-      ValueError: if the shard is damaged or does not belong here.
-    """
+    """Returns a shard's dialogues and its origin, or None without one."""
     path = shard_path(self._folder, number)
     if not path.exists():
       return None
@@ -130,9 +122,6 @@ class Folder:
       found: its dialogues.
       notes: its entries in the manifest, as JSON.
       origin: the conversations of a file that it was made from, as JSON.
-
-    Raises:
-      ValueError: if the shard cannot be written; existing files do not change.
     """
     header = self._identity.header(number)
     if origin:
@@ -188,9 +177,6 @@ class Data:
 
     Shards 0, n, 2 n, ... are held out, where n is `held_out_every`, so no shard
     changes sides as the data grow.
-
-    Raises:
-      ValueError: unless `held_out_every` is an integer of at least 2.
     """
     if not checks.is_count(held_out_every, 2):
       raise ValueError(
@@ -209,10 +195,6 @@ class Data:
     Args:
       held_out_every: as in `numbers`.
       num_tokens: the number of answer tokens needed; None for all shards.
-
-    Raises:
-      ValueError: if there are no shards to train on or too few tokens, or as in
-        `numbers`.
     """
     train, _ = self.numbers(held_out_every)
     if not train:
@@ -300,11 +282,6 @@ def load(
     target: the fingerprint of the target's parameters.
     template: the chat template of its tokenizer.
     weights: how its parameters were loaded, as in `specsample.load`.
-
-  Raises:
-    ValueError: if the folder has no data, or data in another format or of
-      another target, tokenizer or `weights`, or if a shard is missing, damaged
-      or from another folder.
   """
   folder = files.at(path)
   manifest_path = folder / _MANIFEST

@@ -116,10 +116,6 @@ def read(
   Args:
     path: the file.
     header: entries that the shard's header must have.
-
-  Raises:
-    ValueError: if the shard is damaged, or has another target, other settings
-      or another number.
   """
   try:
     with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:

@@ -57,9 +57,6 @@ def fit(
   Returns:
     Whether to store them, and a line that says why, with the bytes needed and
     free.
-
-  Raises:
-    ValueError: if the free space of a folder cannot be determined.
   """
   remote = [part.folder for part in data if files.is_remote(part.folder)]
   if remote:
@@ -109,10 +106,6 @@ def read(
 
   Returns:
     The vectors, and the number of tokens for which they had to be computed.
-
-  Raises:
-    ValueError: if the folder is in a bucket, or a file is damaged or cannot be
-      written.
   """
   files_of = [
     _paths(data.folder, number, layers) for number in range(len(data.shards))
@@ -154,11 +147,7 @@ def read(
 def write(
   folder: pathlib.PurePath, number: int, shard: Sequence[Dialogue]
 ) -> None:
-  """Stores the hidden vectors of dialogues that were just sampled.
-
-  Raises:
-    ValueError: if they cannot be written or the folder is in a bucket.
-  """
+  """Stores the hidden vectors of dialogues that were just sampled."""
   vectors = [d.hidden for d in shard if d.hidden is not None]
   if distributed.is_first():
     _write(path(folder, number), np.concatenate(vectors))

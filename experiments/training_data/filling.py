@@ -35,11 +35,7 @@ class Filling:
     self._file = file
 
   def read(self, wanted: int) -> None:
-    """Takes in the next existing shards, until there are the wanted tokens.
-
-    Raises:
-      ValueError: if one is damaged or was made from other conversations.
-    """
+    """Takes in the next existing shards, until there are the wanted tokens."""
     while self.num_tokens < wanted:
       found = self._folder.read(self.number)
       if found is None:
@@ -65,11 +61,7 @@ class Filling:
     given: Sequence[conversations.Conversation],
     notes: dict[str, Any],
   ) -> None:
-    """Writes the next shard, made from the conversations `given`.
-
-    Raises:
-      ValueError: if it cannot be written.
-    """
+    """Writes the next shard, made from the conversations `given`."""
     origin = None
     if given:
       origin = self._origin(len(given))

@@ -51,9 +51,6 @@ class Forced:
       known: digests of first user turns that must not be repeated; those of the
         dialogues are added.
       watch: called with the number of answer tokens so far and an empty string.
-
-    Raises:
-      ValueError: if the tokenizer gives a token that the model does not have.
     """
     dialogues: list[Dialogue] = []
     ends: collections.Counter[str] = collections.Counter()

@@ -40,9 +40,6 @@ class Limits:
 
     Args:
       messages: the turn, after all earlier messages.
-
-    Raises:
-      UnfitError: if the turn should not be answered.
     """
     _, turn = messages[-1]
     if not turn.strip():

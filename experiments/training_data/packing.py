@@ -27,9 +27,6 @@ def first_fit(sizes: Sequence[int], length: int) -> list[Place]:
   Args:
     sizes: the number of tokens of each dialogue.
     length: of a row.
-
-  Raises:
-    ValueError: a dialogue is longer than a row.
   """
   if max(sizes, default=0) > length:
     raise ValueError(

@@ -37,7 +37,6 @@ class Recorder(drafters.NoDraft):
   dim: int
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     del params
     return Recorded(
       hidden=sharding.zeros(

@@ -86,11 +86,7 @@ class Synthesis:
     )
 
   def check(self) -> None:
-    """Checks that sampling is possible, before anything is compiled.
-
-    Raises:
-      ValueError: if it is not; names the setting.
-    """
+    """Checks that sampling is possible, before anything is compiled."""
     for temperature in (*self.temperatures, self.user_temperature):
       sampling = dataclasses.replace(self.sampling, temperature=temperature)
       sampling_lib.per_row(sampling, 1, self.target.model.vocab_size)
@@ -221,9 +217,6 @@ class Synthesis:
       known: digests of user turns that must not be repeated.
       excluded: texts that no user turn may overlap.
       watch: called with the number of answer tokens so far.
-
-    Raises:
-      ValueError: if the tokenizer does not fit the model.
     """
     maker = forced.Forced(
       limits=self._limits(excluded),

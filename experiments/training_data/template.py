@@ -22,12 +22,7 @@ class Template:
 
   @classmethod
   def of(cls, tokenizer: text_lib.Tokenizer) -> 'Template':
-    """Derives `before` and `after` from the tokenizer's chat template.
-
-    Raises:
-      ValueError: if there is no template, or it does not write the turn exactly
-        once, with text before and after it.
-    """
+    """Derives `before` and `after` from the tokenizer's chat template."""
     chat = tokenizer.chat([{'role': 'user', 'content': _PLACEHOLDER}])
     parts = chat.split(_PLACEHOLDER)
     if len(parts) != 2 or not all(parts):

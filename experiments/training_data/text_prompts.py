@@ -52,12 +52,7 @@ class Prompts:
   def make(
     self, dialogues: Sequence[Dialogue], count: int
   ) -> Iterator[dict[str, Any]]:
-    """Yields `count` prompts, as `prompts.read` reads them, templates in turn.
-
-    Raises:
-      ValueError: if a template needs a question and no dialogue begins with a
-        short one.
-    """
+    """Yields `count` prompts as `prompts.read` does, templates in turn."""
     tokenizer = self.target.tokenizer
     template = template_lib.Template.of(tokenizer)
     decode = lambda tokens: tokenizer.decode(tokens.tolist()).strip()

@@ -36,12 +36,10 @@ class _OfSize(policy.Length):
   reads_token = True
 
   def init(self, num_draft_tokens):
-    """See `policy.Policy`."""
     del num_draft_tokens
     return _Size(is_drafted=jnp.asarray(True), num_nodes=jnp.int32(0))
 
   def length(self, state, over):
-    """See `policy.Policy`."""
     del over
     return jnp.where(state.is_drafted, np.iinfo(np.int32).max, 0)
 
@@ -51,7 +49,6 @@ class _OfSize(policy.Length):
     return jnp.arange(draft.tokens.size) < state.num_nodes
 
   def update(self, drafted, kept, state, over):
-    """See `policy.Policy`."""
     del drafted, kept, over
     return state
 

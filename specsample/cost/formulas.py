@@ -185,11 +185,7 @@ class PassTimes:
       )
 
   def __call__(self, num_tokens: int) -> float:
-    """Returns t(n), interpolated linearly between measurements.
-
-    Raises:
-      ValueError: n is outside of the measured range.
-    """
+    """Returns t(n), interpolated linearly between measurements."""
     low, high = self.tokens[0], self.tokens[-1]
     if not low <= num_tokens <= high:
       raise ValueError(
@@ -221,7 +217,6 @@ class Round:
 
   @property
   def speedup(self) -> float:
-    """See `speedup`."""
     return speedup(
       self.tokens_per_round,
       round_seconds=self.seconds,

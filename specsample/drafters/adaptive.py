@@ -122,8 +122,6 @@ class Adaptive(wrapper.Wrapper):
     return widths_lib.ladder(costs, most)
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
-
     def for_all(x):
       rows = jnp.broadcast_to(x, (batch_size, *jnp.shape(x)))
       return sharding.constrain(rows, 'batch', *[None] * jnp.ndim(x))
@@ -159,7 +157,6 @@ class Adaptive(wrapper.Wrapper):
     return jax.tree.map(mean, state.policies)
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`."""
     wanted = decision.wanted(
       self.policies, state.policies, state.over, self.depth
     )
@@ -206,7 +203,6 @@ class Adaptive(wrapper.Wrapper):
     )
 
   def resume(self, params, tokens, length, state):
-    """See `types.Drafter`."""
     inner = self.drafter.resume(params, tokens, length, state.inner)
     # A row that was done may continue with more text.
     over = jnp.zeros_like(state.over)

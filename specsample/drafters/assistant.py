@@ -215,7 +215,6 @@ class Assistant(trainable.Trainable):
 
   @property
   def feature_layers(self) -> tuple[types.KeysAndValues, ...]:
-    """See `types.Drafter`."""
     return tuple(map(types.KeysAndValues, self.kv_layers))
 
   def init_params(self, key, target_params=None, d2t=None):
@@ -224,7 +223,6 @@ class Assistant(trainable.Trainable):
     return sharding.place(self._begin(key, None), self.param_axes())
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     dtype = self.own(params)['norm']['scale'].dtype
     shape = dataclasses.replace(
       self.layer_config, has_int8_cache=False, dtype=dtype.name
@@ -255,14 +253,12 @@ class Assistant(trainable.Trainable):
     return dataclasses.replace(state, cache=cache_lib.commit(cache, length))
 
   def first(self, params, tokens, length, state):
-    """See `steps.Steps`."""
     last = jnp.maximum(length - 1, 0)[:, None]
     pending = jnp.take_along_axis(tokens, last, axis=1)
     carry = _Drafting(hidden=state.hidden[:, None], state=state, num_nodes=1)
     return self._step(params, pending, carry.hidden, carry)
 
   def next(self, params, tokens, parents, carry):
-    """See `steps.Steps`."""
     hidden = carry.hidden
     if parents is not None:
       num_new = tokens.shape[1]

@@ -44,7 +44,6 @@ class OverModel(steps.Steps):
     """Returns the model's parameters, given the whole tree."""
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     del params
     return ChainState(
       cache=self.draft_model.init_cache(batch_size, max_length),
@@ -162,7 +161,6 @@ class OverModel(steps.Steps):
     return output.logits, dataclasses.replace(carry, cache=cache, fed=fed)
 
   def end(self, carry, state):
-    """See `steps.Steps`."""
     del state
     cache = self.draft_model.commit(carry.cache, carry.length)
     return dataclasses.replace(carry, cache=cache)
@@ -194,11 +192,9 @@ class OfTwoModels(OverModel):
 
   @property
   def draft_model(self) -> Model:
-    """See `OverModel`."""
     return self.model
 
   def draft_params(self, params: Params) -> Params:
-    """See `OverModel`."""
     if 'drafter' not in params:
       raise ValueError(
         f'params has the keys {sorted(params)}, but {type(self).__name__} '
@@ -213,7 +209,6 @@ class Chain(OfTwoModels, trainable.Learnable):
 
   @property
   def reads_prompt(self) -> bool:
-    """See `trainable.Learnable`."""
     return True
 
   def is_trained(self) -> Params:
@@ -223,12 +218,10 @@ class Chain(OfTwoModels, trainable.Learnable):
   def vectors(
     self, params: Params, tokens: Array, parents: Array | None = None
   ) -> Array:
-    """See `draft_model.DraftModel`."""
     empty = self.model.init_cache(tokens.shape[0], 0)
     return self._apply(params, tokens, empty, parents)[0].hidden
 
   def logits(self, params: Params, vectors: Array) -> Array:
-    """See `trainable.Learnable`."""
     return self.model.unembed(self.draft_params(params), vectors)
 
   def unembedding(self, params: Params) -> Params:

@@ -287,7 +287,6 @@ class DFlash(trainable.Trainable):
 
   @property
   def reads_prompt(self) -> bool:
-    """See `Trainable`."""
     return True
 
   def context(
@@ -391,7 +390,6 @@ class DFlash(trainable.Trainable):
     return params | {'feature_norms': norms}
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     dtype = self.own(params)['mask'].dtype
     num_new = self.num_draft_tokens + 1
     if max_length < num_new:

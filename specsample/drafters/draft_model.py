@@ -64,7 +64,6 @@ class DraftModel(chain.OverModel, trainable.Trainable):
 
   @property
   def reads_prompt(self) -> bool:
-    """See `Trainable`."""
     return True
 
   @property
@@ -99,7 +98,6 @@ class DraftModel(chain.OverModel, trainable.Trainable):
 
   @property
   def draft_model(self) -> 'Decoder':
-    """See `chain.OverModel`."""
     return self.decoder
 
   def draft_params(self, params: Params) -> Params:
@@ -107,7 +105,6 @@ class DraftModel(chain.OverModel, trainable.Trainable):
     return params
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     self.own(params)  # raises if parameters are missing
     return super().init(params, batch_size, max_length)
 
@@ -117,7 +114,6 @@ class DraftModel(chain.OverModel, trainable.Trainable):
     return ids
 
   def widen(self, params, logits):
-    """See `steps.Steps`."""
     del params
     return logits
 
@@ -137,22 +133,18 @@ class Decoder:
 
   @property
   def vocab_size(self) -> int:
-    """See `types.Model`."""
     return self.drafter.model.vocab_size
 
   @property
   def dtype(self) -> str:
-    """See `types.Model`."""
     return self._model.dtype
 
   @property
   def dim(self) -> int:
-    """See `types.Model`."""
     return self.drafter.model.dim
 
   @property
   def max_length(self) -> int:
-    """See `types.Model`."""
     return self.drafter.model.max_length
 
   @property
@@ -162,7 +154,6 @@ class Decoder:
   def init_cache(
     self, batch_size: int, max_length: int, max_new: int | None = None
   ) -> Cache:
-    """See `types.Model`."""
     return self._model.init_cache(batch_size, max_length, max_new)
 
   def apply(
@@ -173,7 +164,6 @@ class Decoder:
     features: tuple[int, ...] = (),
     parents: Array | None = None,
   ) -> tuple[ModelOutput, Cache]:
-    """See `types.Model`."""
     output, cache = self.run(params, tokens, cache, features, parents)
     logits = self.drafter.target_logits(params, output.hidden)
     return dataclasses.replace(output, logits=logits), cache
@@ -200,15 +190,12 @@ class Decoder:
   def commit(
     self, cache: Cache, length: Array, path: Array | None = None
   ) -> Cache:
-    """See `types.Model`."""
     return self._model.commit(cache, length, path)
 
   def embed(self, params: Params, ids: Array) -> Array:
-    """See `types.Model`."""
     return self.drafter.model.embed(params['target'], ids)
 
   def unembed(self, params: Params, hidden: Array) -> Array:
-    """See `types.Model`."""
     return self.drafter.target_logits(params, hidden)
 
 

@@ -180,7 +180,6 @@ class DSpark(dflash.DFlash):
     previous: Array,
     state: Array | None,
   ) -> tuple[Array, Array | None]:
-    """See `DFlash`."""
     latent, state = self._latent(params, vectors, previous, state)
     rows = latent.reshape(-1, self.rank)
     term = self.merge(params).markov(rows).reshape(logits.shape)

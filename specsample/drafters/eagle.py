@@ -159,7 +159,6 @@ class Eagle3(feature_chain.FeatureChain):
   def features(
     self, params: Params, hidden: Array, of_layers: tuple[Array, ...]
   ) -> Array:
-    """See `feature_chain.FeatureChain`."""
     rows = [x.reshape(-1, x.shape[-1]) for x in of_layers]
     return self.merge(params).fuse(rows).reshape(hidden.shape)
 

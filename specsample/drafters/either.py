@@ -98,23 +98,19 @@ class Either(Drafter):
 
   @property
   def feature_layers(self) -> tuple[int, ...]:
-    """See `types.Drafter`."""
     return self.trained.feature_layers
 
   @property
   def vocab_size(self) -> int | None:
-    """See `types.Drafter`."""
     return self.trained.vocab_size
 
   @property
   def reads_logits(self) -> bool:
-    """See `types.Drafter`."""
     return self.trained.reads_logits
 
   def with_store(
     self, params: Params, name: str, store: store_lib.Store
   ) -> Params:
-    """See `types.Drafter`."""
     own = _of(params, 'remembered')
     stores = self.remembered.with_store(own, name, store)['drafter']
     drafter = params.get('drafter', {}) | {'remembered': stores}
@@ -126,7 +122,6 @@ class Either(Drafter):
     return self.trained.policies
 
   def untaught(self) -> tuple[policy_lib.State, ...]:
-    """See `Adaptive.untaught`."""
     return self.trained.untaught()
 
   def learned(self, state: EitherState) -> tuple[policy_lib.State, ...]:
@@ -134,7 +129,6 @@ class Either(Drafter):
     return self.trained.learned(state.trained)
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     mean = sharding.zeros((batch_size,), jnp.float32, 'batch')
     return EitherState(
       remembered=self.remembered.init(
@@ -146,7 +140,6 @@ class Either(Drafter):
     )
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`."""
     of_memory, remembered = self.remembered.propose(
       _of(params, 'remembered'), draw, warp, tokens, length, state.remembered
     )
@@ -171,7 +164,6 @@ class Either(Drafter):
     )
 
   def pause(self, params, tokens, length, state):
-    """See `types.Drafter`."""
     remembered = self.remembered.pause(
       _of(params, 'remembered'), tokens, length, state.remembered
     )
@@ -186,14 +178,12 @@ class Either(Drafter):
     )
 
   def resume(self, params, tokens, length, state):
-    """See `types.Drafter`."""
     trained = self.trained.resume(
       _of(params, 'trained'), tokens, length, state.trained
     )
     return dataclasses.replace(state, trained=trained)
 
   def observe(self, params, tokens, count, output, verdict, state):
-    """See `types.Drafter`."""
     observed = tokens, count, output, verdict
     trained = self.trained.observe(
       _of(params, 'trained'), *observed, state.trained

@@ -147,7 +147,6 @@ class FeatureChain(trainable.Trainable, abc.ABC):
 
   @property
   def reads_prompt(self) -> bool:
-    """See `trainable.Trainable`."""
     return True
 
   def vectors(self, params: Params, outputs: Array, number: int) -> Array:
@@ -157,7 +156,6 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return module.read(_rows(outputs)).reshape(outputs.shape)
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     return self.init_tree(
       params, batch_size, max_length, self.num_draft_tokens - 1
     )
@@ -253,7 +251,6 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return self._begin_module(params, beginning)
 
   def root(self, params, tokens, length, state):
-    """See `steps.Steps`."""
     if self.num_unrolled:
       raise ValueError(
         f'num_modules is {self.num_modules}, but a tree needs a single module, '
@@ -365,7 +362,6 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return self.pause(params, tokens, length, state)
 
   def with_most_kept(self, most_kept):
-    """See `types.Drafter`."""
     return dataclasses.replace(self, most_kept=most_kept)
 
   @property

@@ -71,12 +71,10 @@ class Given(Drafter):
     return dataclasses.replace(state, draft=GivenState(**placed))
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     del params, max_length
     return self._nothing(batch_size)
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`."""
     del params, draw, warp, length
     draft = Draft(tokens=state.tokens, probs=None, kind=DraftKind.POINT_MASS)
     return draft, self._nothing(tokens.shape[0])

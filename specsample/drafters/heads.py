@@ -174,7 +174,6 @@ class Heads(trainable.Trainable, abc.ABC):
     return rows.reshape(*vectors.shape[:-1], -1)
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     del max_length
     dtype = int8.dtype_of(self.own(params)['heads'])
     return HeadsState(

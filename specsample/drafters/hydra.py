@@ -118,7 +118,6 @@ class Hydra(heads.Heads):
 
   @property
   def reads_prompt(self) -> bool:
-    """See `trainable.Trainable`."""
     return self.prefix_attention
 
   def vectors(
@@ -128,7 +127,6 @@ class Hydra(heads.Heads):
     hidden: Array,
     begins: Array | None = None,
   ) -> list[Array]:
-    """See `heads.Heads`."""
     network = self.merge(params)
     if network.prefix is not None:
       empty = prefix.init_cache(self.shape, len(tokens), 0, hidden.dtype)
@@ -143,7 +141,6 @@ class Hydra(heads.Heads):
     ]
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     state = super().init(params, batch_size, max_length)
     if not self.prefix_attention:
       return state
@@ -170,13 +167,11 @@ class Hydra(heads.Heads):
     return self.num_draft_tokens - 1
 
   def first(self, params, tokens, length, state):
-    """See `steps.Steps`."""
     pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
     carry = state.hidden, [self._embed(params, pending)], 1
     return self._behind(params, carry), carry
 
   def next(self, params, tokens, parents, carry):
-    """See `steps.Steps`."""
     hidden, embeddings, num_nodes = carry
     num_new, last = tokens.shape[1], embeddings[0].shape[1]
     if parents is not None:

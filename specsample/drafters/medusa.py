@@ -51,7 +51,6 @@ class Medusa(steps.OnePass, heads.Heads):
     ]
 
   def slots(self, params, tokens, length, state):
-    """See `steps.OnePass`."""
     del length
     vectors = self.vectors(params, tokens, state.hidden[:, None])
     if not self.own_unembedding:

@@ -80,7 +80,6 @@ class MTP(feature_chain.FeatureChain):
       )
 
   def modules(self, params: Params) -> list[_Module]:
-    """See `feature_chain.FeatureChain`."""
     return list(self.merge(params).layers)
 
   def features(

@@ -52,7 +52,6 @@ class Ngram(Drafter):
     return (0, self.num_draft_tokens)
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`."""
     del params, draw, warp
     drafted = jax.vmap(self._look_up)(tokens, length)
     return Draft(tokens=drafted, probs=None, kind=DraftKind.POINT_MASS), state
@@ -107,7 +106,6 @@ class NgramTree(Drafter):
     return tree.Topology(tuple(parents))
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`."""
     del params, draw, warp
     draft = Draft(
       tokens=jax.vmap(self._look_up)(tokens, length),

@@ -105,7 +105,6 @@ class PEagle(steps.OnePass, eagle.Eagle3):
 
   @property
   def windows(self) -> tuple[int | None, ...]:
-    """See `feature_chain.FeatureChain`."""
     if self.layer_config is None:
       # The target's own layers do not say which of these have a window.
       return (self.window,) * self.num_layers

@@ -37,7 +37,6 @@ class PARD(steps.OnePass, chain.OfTwoModels):
     return self.num_draft_tokens + 1
 
   def slots(self, params, tokens, length, state):
-    """See `steps.OnePass`."""
     is_text = jnp.arange(tokens.shape[1]) < length[:, None]
     num_masks = self.num_draft_tokens - 1
     output, pending, state = self._read(

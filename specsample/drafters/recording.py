@@ -84,11 +84,9 @@ class Recording(wrapper.Wrapper):
 
   @property
   def can_pause(self) -> bool:
-    """See `types.Drafter`."""
     return False
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     table = lambda dtype, *sizes: sharding.zeros(
       (batch_size, *sizes), dtype, 'batch', *[None] * len(sizes)
     )
@@ -104,7 +102,6 @@ class Recording(wrapper.Wrapper):
     )
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`."""
     draft, inner = self.drafter.propose(
       params, draw, warp, tokens, length, state.inner
     )

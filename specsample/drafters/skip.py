@@ -42,9 +42,7 @@ class Skip(chain.OverModel):
 
   @property
   def draft_model(self) -> Model:
-    """See `chain.OverModel`."""
     return self.model.keep_layers(self.layers)
 
   def draft_params(self, params: Params) -> Params:
-    """See `chain.OverModel`."""
     return self.model.keep_params(params['target'], self.layers)

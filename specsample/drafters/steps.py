@@ -94,7 +94,6 @@ class Steps(Drafter):
 
   @property
   def stops_early(self) -> bool:
-    """See `types.Drafter`."""
     return not self.num_unrolled
 
   def confidence(self, params: Params, carry: Any) -> Array | None:
@@ -263,7 +262,6 @@ class OnePass(Steps):
     return logits[:, :1], _Slots(logits=logits, number=number, state=state)
 
   def root(self, params, tokens, length, state):
-    """See `Steps`."""
     return self.first(params, tokens, length, state)
 
   def next(self, params, tokens, parents, carry):
@@ -273,7 +271,6 @@ class OnePass(Steps):
     return of_step(carry.logits, carry.number, tokens), carry
 
   def end(self, carry, state):
-    """See `Steps`."""
     del state
     return carry.state
 

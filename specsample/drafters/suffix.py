@@ -110,11 +110,9 @@ class Suffix(Drafter):
   def with_store(
     self, params: Params, name: str, store: store_lib.Store
   ) -> Params:
-    """See `types.Drafter`."""
     return params | {'drafter': {**_stores(params), name: store}}
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     del max_length
     sources = 1 + len(_stores(params))
     zeros = lambda dtype, *sizes: sharding.zeros(
@@ -129,7 +127,6 @@ class Suffix(Drafter):
     )
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`."""
     del draw, warp
     found, estimate = self._look_up(params, tokens, length)
     chance = jax.vmap(self._corrected)(estimate, state)

@@ -64,7 +64,6 @@ class TLI(steps.Steps):
       )
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     prefix = self._own(params)['prefix']
     room = min(
       math.ceil(self.room * max_length) + self.spare + prefix.size,
@@ -151,13 +150,11 @@ class TLI(steps.Steps):
     return self._to_target(params, output.logits), carry
 
   def end(self, carry, state):
-    """See `steps.Steps`."""
     del state
     cache = self.model.commit(carry.cache, carry.num_known)
     return dataclasses.replace(carry, cache=cache)
 
   def with_most_kept(self, most_kept):
-    """See `types.Drafter`."""
     return dataclasses.replace(self, most_kept=most_kept)
 
   @property

@@ -188,7 +188,6 @@ class Trainable(Learnable):
     return params['drafter']
 
   def logits(self, params: Params, vectors: Array) -> Array:
-    """See `Learnable`."""
     own = self.merge(params).vocabulary
     if own is None:
       return self.model.unembed(params['target'], vectors)
@@ -207,7 +206,6 @@ class Trainable(Learnable):
     return self.widen(params, self.logits(params, vectors))
 
   def widen(self, params: Params, logits: Array) -> Array:
-    """See `steps.Steps`."""
     own = self.merge(params).vocabulary
     if own is None:
       return logits
@@ -215,12 +213,10 @@ class Trainable(Learnable):
     return rows.reshape(*logits.shape[:-1], -1)
 
   def target_ids(self, params: Params, ids: Array) -> Array:
-    """See `steps.Steps`."""
     own = self.merge(params).vocabulary
     return ids if own is None else own.target_ids(ids)
 
   def draft_ids(self, params: Params, tokens: Array) -> tuple[Array, Array]:
-    """See `Learnable`."""
     own = self.merge(params).vocabulary
     if own is None:
       return super().draft_ids(params, tokens)

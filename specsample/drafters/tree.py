@@ -66,7 +66,6 @@ class Tree(wrapper.Wrapper):
     return self.topology.depth
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     num_extended = sum(map(bool, self.topology.num_children[1:]))
     return self.drafter.init_tree(params, batch_size, max_length, num_extended)
 

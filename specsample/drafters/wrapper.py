@@ -15,60 +15,47 @@ class Wrapper(Drafter):
 
   @types.default
   def num_draft_tokens(self) -> int:
-    """See `types.Drafter`."""
     return self.drafter.num_draft_tokens
 
   @types.default
   def depth(self) -> int:
-    """See `types.Drafter`."""
     return self.drafter.depth
 
   @types.default
   def topology(self) -> Any:
-    """See `types.Drafter`."""
     return self.drafter.topology
 
   @types.default
   def feature_layers(self) -> tuple[int, ...]:
-    """See `types.Drafter`."""
     return self.drafter.feature_layers
 
   @types.default
   def vocab_size(self) -> int | None:
-    """See `types.Drafter`."""
     return self.drafter.vocab_size
 
   @types.default
   def reads_logits(self) -> bool:
-    """See `types.Drafter`."""
     return self.drafter.reads_logits
 
   @types.default
   def can_pause(self) -> bool:
-    """See `types.Drafter`."""
     return self.drafter.can_pause
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`."""
     return self.drafter.init(params, batch_size, max_length)
 
   def observe(self, params, tokens, count, output, verdict, state):
-    """See `types.Drafter`."""
     return self.drafter.observe(params, tokens, count, output, verdict, state)
 
   def pause(self, params, tokens, length, state):
-    """See `types.Drafter`."""
     return self.drafter.pause(params, tokens, length, state)
 
   def resume(self, params, tokens, length, state):
-    """See `types.Drafter`."""
     return self.drafter.resume(params, tokens, length, state)
 
   def with_most_kept(self, most_kept):
-    """See `types.Drafter`."""
     inner = self.drafter.with_most_kept(most_kept)
     return dataclasses.replace(self, drafter=inner)
 
   def with_store(self, params: Params, name: str, store: Any) -> Params:
-    """See `types.Drafter`."""
     return self.drafter.with_store(params, name, store)

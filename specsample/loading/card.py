@@ -68,11 +68,7 @@ _SHELVES = (_LIBRARY / 'checkpoints', _LIBRARY.parent / 'checkpoints')
 
 
 def find(name: str) -> epath.Path:
-  """Finds the folder of a drafter: shipped, at a path, or on the hub.
-
-  Raises:
-    ValueError: there is no such drafter, or it is a pickle.
-  """
+  """Finds the folder of a drafter: shipped, at a path, or on the hub."""
   folders = shipped()
   if name in folders:
     return files.at(folders[name])
@@ -113,9 +109,6 @@ def make(
   """Makes the card of a drafter: the entries `OWN`, then those of `more`.
 
   `fingerprint` is the target's.
-
-  Raises:
-    ValueError: the drafter is of an unknown kind, or `more` is not JSON.
   """
   kinds = [kind for kind, cls in _KINDS.items() if type(drafter) is cls]
   if not kinds:
@@ -145,11 +138,7 @@ def make(
 
 
 def read(folder: epath.Path) -> dict[str, Any]:
-  """Reads the card in a folder.
-
-  Raises:
-    ValueError: there is no card, or it is damaged or of another format.
-  """
+  """Reads the card in a folder."""
   path = folder / NAME
   check_present(path)
   card = files.read_json(path)
@@ -183,11 +172,7 @@ def measured(card: Mapping[str, Any]) -> dict[str, Any] | None:
 def drafter_of(
   card: Mapping[str, Any], folder: epath.Path, target: load.Loaded
 ) -> trainable.Trainable:
-  """Makes the drafter that a card describes, for its target.
-
-  Raises:
-    ValueError: the drafter is for another target, or the card is damaged.
-  """
+  """Makes the drafter that a card describes, for its target."""
   fingerprint = target.fingerprint
   if card['fingerprint'] != fingerprint:
     name = f'{card.get("target", "the model")} ({card["fingerprint"]})'

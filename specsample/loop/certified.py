@@ -61,11 +61,7 @@ def check(
   sampling: Sampling,
   log_probs: bool,
 ) -> None:
-  """Checks the arguments of `decode.generate` if the rule is by choice.
-
-  Raises:
-    ValueError: the rule cannot be used with an argument; the message says why.
-  """
+  """Checks the arguments of `decode.generate` if the rule is by choice."""
   if not is_by_choice(verify):
     return
   if log_probs:

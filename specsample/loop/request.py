@@ -41,9 +41,6 @@ def pad_prompts(
 
   Returns:
     prompts [B, P] int32, padded with 0, and lengths [B] int32.
-
-  Raises:
-    ValueError: there is no prompt, or one is empty or not a list of token ids.
   """
   try:
     rows = [np.asarray(prompt) for prompt in prompts]
@@ -108,9 +105,6 @@ def check(
   For traced arguments, only shapes and dtypes are checked. `slots` is the size
   of the buffers if they should be smaller than `max_length` needs; see
   `decode.prefill`. `verify` is checked only for what a rule by choice needs.
-
-  Raises:
-    ValueError: an argument does not fit; the message says how to fix it.
   """
   _check_precision()
   checks.model(model)
@@ -315,11 +309,7 @@ def ids(request_ids: Any, batch: int) -> Any:
 def check_prompts(
   prompts: np.ndarray, lengths: np.ndarray, capacity: int, model: Model
 ) -> None:
-  """Checks prompts [B, P]: `capacity` must leave room for at least one token.
-
-  Raises:
-    ValueError: a length does not fit, or a token is not in the vocabulary.
-  """
+  """Checks prompts [B, P]; `capacity` must leave room for a token."""
   batch, width = prompts.shape
   if batch == 0 or lengths.min() < 1:
     raise ValueError(

@@ -128,11 +128,7 @@ def check(stop: Any, model: Any) -> None:
 
 
 def placed(stop: Any, model: Model) -> Conditions:
-  """Checks a stop and puts it on the device, whole on each of a mesh.
-
-  Raises:
-    ValueError: as `check`.
-  """
+  """Checks a stop and puts it on the device, whole on each of a mesh."""
   check(stop, model)
   found = stop.conditions(model.vocab_size)
   whole = lambda x: (None,) * x.ndim

@@ -41,9 +41,6 @@ class History:
         it, the oldest texts are dropped. Also the size of the device arrays.
       every: the number of added tokens after which the store is sorted again,
         which takes about a second per million tokens kept.
-
-    Raises:
-      ValueError: if capacity is below 2, or another size below 1.
     """
     for name, value, least in (
       ('vocab_size', vocab_size, 1),

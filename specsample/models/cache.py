@@ -118,10 +118,6 @@ def append(
 
   A cache with no room is returned unchanged: the model then processes whole
   sequences and caches nothing.
-
-  Raises:
-    ValueError: there are more new tokens than a ring has room for, or recurrent
-      layers have logs of tokens that were not committed.
   """
   if not size(cache.keys):
     return cache

@@ -56,10 +56,6 @@ def save(
   With several processes all of them call it, and each writes what its devices
   hold. In a bucket (gs://) the folder is visible from the start, but is not a
   model until it is complete.
-
-  Raises:
-    ValueError: `path` exists, the parameters are int8 or do not fit the model,
-      or each of several processes has parameters of its own.
   """
   int8.refuse(params)
   params = packed.plain(params)
@@ -98,9 +94,6 @@ def restore(
   Without `reads`, everything is checked, and the parameters are their shapes.
   The parameters are sharded over the current mesh, however they were sharded
   when they were saved. Each process reads what its devices hold.
-
-  Raises:
-    ValueError: the folder is incomplete, damaged or from another version.
   """
   import orbax.checkpoint as ocp  # noqa: PLC0415
 
@@ -149,11 +142,7 @@ def read_model(folder: epath.Path, dtype: str) -> transformer.Transformer:
 
 
 def read_shapes(folder: epath.Path) -> Params:
-  """Returns the shape and dtype of each stored parameter; reads no values.
-
-  Raises:
-    OSError, KeyError, ValueError: the parameters are missing or damaged.
-  """
+  """Returns the shape and dtype of each stored parameter; reads no values."""
   import orbax.checkpoint as ocp  # noqa: PLC0415
 
   try:
@@ -186,11 +175,7 @@ def to_json(model: transformer.Transformer) -> dict[str, Any]:
 
 
 def from_json(config: dict[str, Any], dtype: str) -> transformer.Transformer:
-  """Returns the model of a configuration that `to_json` made.
-
-  Raises:
-    KeyError, TypeError, AttributeError, ValueError: `to_json` did not make it.
-  """
+  """Returns the model of a configuration that `to_json` made."""
   config = copy.deepcopy(config)
   family = _FAMILIES[config.pop('family')]
   fields = {name: _hashable(value) for name, value in config.items()}

@@ -139,11 +139,7 @@ _NULL_IS_ABSENT = frozenset(
 
 
 def dtype_name(dtype: DTypeLike) -> str:
-  """Returns the name of a dtype such as 'bfloat16' or jnp.bfloat16.
-
-  Raises:
-    ValueError: parameters cannot be held in this dtype.
-  """
+  """Returns the name of a dtype such as 'bfloat16' or jnp.bfloat16."""
   try:
     name = jnp.dtype(dtype).name
   except (TypeError, ValueError):
@@ -179,11 +175,7 @@ class Config:
     return key in self.values
 
   def filled(self, defaults: Mapping[str, Any]) -> 'Config':
-    """Returns the configuration with defaults for the keys that are absent.
-
-    Raises:
-      ValueError: one of these keys is null where that has no meaning.
-    """
+    """Returns the configuration with defaults for the keys that are absent."""
     given = {
       key: value
       for key, value in self.values.items()
@@ -199,11 +191,7 @@ class Config:
     return self.agreed({key: self.get(key) for key in keys})
 
   def agreed(self, values: Mapping[str, Any]) -> Any:
-    """Returns the one of values of the same meaning, None if all are None.
-
-    Raises:
-      ValueError: two of them differ; names both.
-    """
+    """Returns the one of values of the same meaning, None if all are None."""
     given = {key: x for key, x in values.items() if x is not None}
     first = next(iter(given.values()), None)
     if any(x != first for x in given.values()):

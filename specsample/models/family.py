@@ -101,12 +101,7 @@ class Family:
   def model(
     self, config: config_lib.Config, dtype: str
   ) -> transformer.Transformer:
-    """Returns the model of a config.json.
-
-    Raises:
-      ValueError: a value is of a wrong type, makes no sense or is not
-        supported.
-    """
+    """Returns the model of a config.json."""
     config = self.text(config).filled(self.defaults)
     try:
       return self.make(config, dtype)

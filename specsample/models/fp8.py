@@ -24,11 +24,7 @@ Block = tuple[int, int]  # rows and columns
 
 
 def block_size(part: config_lib.Config) -> Block:
-  """Returns the size of the blocks that a quantization_config names.
-
-  Raises:
-    ValueError: it names none.
-  """
+  """Returns the size of the blocks that a quantization_config names."""
   size = part.get('weight_block_size')
   if (
     not isinstance(size, list)
@@ -58,12 +54,10 @@ class Fp8:
   kinds: tuple[str, ...] = (KIND,)
 
   def describe(self) -> str:
-    """See `quantised.Form`."""
     rows, columns = self.block
     return f'{KIND}, each block of {rows} x {columns} with a scale'
 
   def compare(self, found: safetensors_file.Tensors) -> tensors.Differences:
-    """See `quantised.Form`."""
     expected = {
       name + _SCALE: tuple(
         -(-number // size)
@@ -77,7 +71,6 @@ class Fp8:
   def dequantised(
     self, found: safetensors_file.Tensors, origin: str, dtype: str
   ) -> tensors.TensorFile:
-    """See `quantised.Form`."""
     matrices = _matrices(found)
     scales = {name + _SCALE for name in matrices}
 

@@ -109,11 +109,7 @@ class Order:
 
 
 def order(batch: int, num_new: int, parents: Array | None) -> Order:
-  """Returns the order of T new tokens, given parents [B, T - 1] if a tree.
-
-  Raises:
-    ValueError: the tree has nodes before the new ones.
-  """
+  """Returns the order of T new tokens, given parents [B, T - 1] if a tree."""
   if parents is None:
     return Order(shape=(batch, num_new))
   if parents.shape[1] + 1 != num_new:

@@ -332,9 +332,6 @@ def assistant(config: config_lib.Config, dtype: str) -> transformer.Transformer:
 
   The first two stand for layers of the target, one with a window and one
   without, whose keys and values the others read.
-
-  Raises:
-    ValueError: the configuration is damaged, or for another architecture.
   """
   text = config.part('text_config')
   for key, supported in (
@@ -365,9 +362,6 @@ def drafter_layers(
 
   They are Gemma 4's without a window, each with keys and values of its own,
   whatever the target's layers share. All have the sizes that are given.
-
-  Raises:
-    ValueError: the configuration is damaged, or for another architecture.
   """
   for key, supported in (
     ('hidden_size_per_layer_input', 0),

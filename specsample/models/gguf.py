@@ -55,9 +55,6 @@ def load(
 
   On a mesh each process dequantises whole tensors and keeps its parts. See
   `tensors.fill` for `convert`.
-
-  Raises:
-    ValueError: the file is damaged, or holds no model of a known family.
   """
   dtype = config_lib.dtype_name(dtype)
   with gguf_file.Reader(path) as reader:

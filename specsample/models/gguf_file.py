@@ -43,9 +43,6 @@ class Reader:
     metadata: values by key; strings, numbers and lists of them.
     shapes: the shape of each tensor; matrices are [out, in].
     stored: for each tensor, the name of its quantisation and its size in bytes.
-
-  Raises:
-    ValueError: the file is not a GGUF file, or is damaged.
   """
 
   def __init__(self, path: str | os.PathLike[str]):

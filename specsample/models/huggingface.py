@@ -72,10 +72,6 @@ def load(
   Quantised matrices are dequantised (`models.quantised`). On a mesh each
   process reads the parts that its devices hold. See `tensors.fill` for
   `convert`.
-
-  Raises:
-    ValueError: files are missing or damaged, or hold no model of a known
-      family.
   """
   dtype = config_lib.dtype_name(dtype)
   folder = files.at(path)

@@ -48,9 +48,6 @@ def shape(
   """Returns the `Transformer` fields that are common to all families.
 
   `of_rope` is the rope of the layers without a window, if layers differ.
-
-  Raises:
-    ValueError: a field is missing or makes no sense.
   """
   config.only('mlp_bias', False)
   num_heads = config.size('num_attention_heads')
@@ -94,11 +91,7 @@ def rope(
 
 
 def rope_part(config: config_lib.Config) -> config_lib.Config:
-  """Returns the parameters of a rope that is the same in all layers.
-
-  Raises:
-    ValueError: they are given twice with different values, or by layer.
-  """
+  """Returns the parameters of a rope that is the same in all layers."""
   parts = {
     key: part
     for key in ('rope_parameters', 'rope_scaling')
@@ -181,11 +174,7 @@ def _yarn_scale(parameters):
 
 
 def rope_settings(model: transformer.Transformer) -> dict[str, Any]:
-  """Returns the settings that `rope` reads as a model's.
-
-  Raises:
-    ValueError: they are scaled in a way that no configuration describes.
-  """
+  """Returns the settings that `rope` reads as a model's."""
   scaling = model.rope_scaling
   match scaling:
     case None:
@@ -252,11 +241,7 @@ def layers_of_kind(
   kind: str,
   known: Collection[str] = ('full_attention', 'sliding_attention'),
 ) -> tuple[int, ...]:
-  """Returns the indices of the layers whose layer_types entry is `kind`.
-
-  Raises:
-    ValueError: layer_types is not a list of one known kind per layer.
-  """
+  """Returns the indices of the layers whose layer_types entry is `kind`."""
   kinds = config.get('layer_types')
   is_list = isinstance(kinds, list)
   if (

@@ -33,11 +33,9 @@ class Mxfp4:
   kinds: tuple[str, ...] = (_KIND,)
 
   def describe(self) -> str:
-    """See `quantised.Form`."""
     return f'MXFP4, each {_NUM_VALUES} values with a scale'
 
   def compare(self, found: safetensors_file.Tensors) -> tensors.Differences:
-    """See `quantised.Form`."""
     expected: dict[str, tuple[int, ...]] = {}
     for name in _names(found):
       shape = found[name + _BLOCKS].shape[:-1]
@@ -53,7 +51,6 @@ class Mxfp4:
   def dequantised(
     self, found: safetensors_file.Tensors, origin: str, dtype: str
   ) -> tensors.TensorFile:
-    """See `quantised.Form`."""
     names = _names(found)
     packed = {name + end for name in names for end in (_BLOCKS, _SCALES)}
     shapes = {x: found[x].shape for x in found if x not in packed}

@@ -46,11 +46,7 @@ def is_trained(network: Any, config: Any) -> Params:
 
 
 def merge(network: Any, config: Any, params: Params) -> Any:
-  """Returns the network with these parameters.
-
-  Raises:
-    ValueError: the parameters are another network's.
-  """
+  """Returns the network with these parameters."""
   checks.parameters('params', config, params)
   return nnx.merge(_abstract(network, config)[0], params)
 

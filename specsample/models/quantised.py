@@ -41,29 +41,22 @@ class Exact:
   kinds = ()
 
   def describe(self) -> str:
-    """See `Form`."""
     return ''
 
   def compare(self, found: safetensors_file.Tensors) -> tensors.Differences:
-    """See `Form`."""
     del found
     return tensors.Differences()
 
   def dequantised(
     self, found: safetensors_file.Tensors, origin: str, dtype: str
   ) -> tensors.TensorFile:
-    """See `Form`."""
     del dtype
     shapes = {name: tensor.shape for name, tensor in found.items()}
     return tensors.TensorFile(origin, shapes, found.__getitem__)
 
 
 def form_of(config: config_lib.Config) -> Form:
-  """Returns the form that a model's configuration names.
-
-  Raises:
-    ValueError: the model is quantised in a way that is not supported.
-  """
+  """Returns the form that a model's configuration names."""
   part = config.part('quantization_config')
   if not part.values:
     return Exact()

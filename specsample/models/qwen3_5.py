@@ -167,12 +167,7 @@ class _Division:
 def _divided(
   model: transformer.Transformer, file: tensors.TensorFile
 ) -> tensors.TensorFile:
-  """Returns the tensors, with those of several parameters divided into them.
-
-  Raises:
-    ValueError: such a tensor has an unexpected shape or, as the first tensor is
-      opened, 1 was added to the norms.
-  """
+  """Returns the tensors, with those of several parameters divided into them."""
   if model.delta is None:  # a target of another family than the folder's
     return file
   shapes: dict[str, tuple[int, ...]] = {}

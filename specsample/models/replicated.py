@@ -20,22 +20,18 @@ class Replicated:
 
   @property
   def vocab_size(self) -> int:
-    """See `types.Model`."""
     return self.model.vocab_size
 
   @property
   def dim(self) -> int:
-    """See `types.Model`."""
     return self.model.dim
 
   @property
   def dtype(self) -> str:
-    """See `types.Model`."""
     return self.model.dtype
 
   @property
   def max_length(self) -> int:
-    """See `types.Model`."""
     return self.model.max_length
 
   @property
@@ -59,7 +55,6 @@ class Replicated:
   def init_cache(
     self, batch_size: int, max_length: int, max_new: int | None = None
   ) -> Cache:
-    """See `types.Model`."""
     with _replicated():
       return self.model.init_cache(batch_size, max_length, max_new)
 
@@ -71,7 +66,6 @@ class Replicated:
     features: tuple[int, ...] = (),
     parents: Array | None = None,
   ) -> tuple[ModelOutput, Cache]:
-    """See `types.Model`."""
     with _replicated():
       output, cache = self.model.apply(params, tokens, cache, features, parents)
     logits = self._divide(output.logits)
@@ -80,17 +74,14 @@ class Replicated:
   def commit(
     self, cache: Cache, length: Array, path: Array | None = None
   ) -> Cache:
-    """See `types.Model`."""
     with _replicated():
       return self.model.commit(cache, length, path)
 
   def embed(self, params: Params, ids: Array) -> Array:
-    """See `types.Model`."""
     with _replicated():
       return self.model.embed(params, ids)
 
   def unembed(self, params: Params, hidden: Array) -> Array:
-    """See `types.Model`."""
     with _replicated():
       logits = self.model.unembed(params, hidden)
     return self._divide(logits)

@@ -84,11 +84,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def read_header(path: epath.Path) -> dict[str, Tensor]:
-  """Returns the arrays in a file by name; only those of `DTYPES` can be read.
-
-  Raises:
-    ValueError: the file is not a safetensors file, or is damaged.
-  """
+  """Returns a file's arrays by name; only those of `DTYPES` can be read."""
   files.refuse_pointer(path)
   try:
     size = files.size(path)
@@ -125,11 +121,7 @@ def check_kinds(
 
 
 def write(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:
-  """Writes named arrays, with dtypes among `DTYPES`, to one file.
-
-  Raises:
-    ValueError: an array has another dtype.
-  """
+  """Writes named arrays, with dtypes among `DTYPES`, to one file."""
   kinds = {dtype: kind for kind, dtype in DTYPES.items()}
   # The widest come first, so that each begins at a multiple of its width.
   ordered = sorted(

@@ -42,11 +42,7 @@ class Shadow:
 
 
 def of_matrix(kernel: matrices.Matrix, vocab: sharding.Axis) -> Shadow:
-  """Returns the shadow of an unembedding [D, V], divided along `vocab`.
-
-  Raises:
-    ValueError: the matrix is stored as int8 already.
-  """
+  """Returns the shadow of an unembedding [D, V], divided along `vocab`."""
   if isinstance(kernel, int8.Int8):
     raise ValueError(
       'the unembedding is stored as int8, so a shadow would save '

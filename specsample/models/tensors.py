@@ -142,9 +142,6 @@ def fill(
     convert: converts a parameter to the form that is kept. It is called as soon
       as one is read, the largest first; without a mesh it is still on the host.
       None reads nothing, and the parameters are their shapes.
-
-  Raises:
-    ValueError: tensors are missing, unknown or of another shape.
   """
   refuse(compare(model, tensors, names, ignored), tensors.origin)
   if convert is None:

@@ -43,12 +43,7 @@ _ERRORS = (
 
 
 def read_header(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
-  """Returns the tensors of a state dict by name; reads no weights.
-
-  Raises:
-    ValueError: the file is in another format or damaged, its pickle asks for
-      anything but tensors, or a tensor is not stored row by row.
-  """
+  """Returns the tensors of a state dict by name; reads no weights."""
   files.refuse_pointer(path)
   try:
     with path.open('rb') as file, zipfile.ZipFile(file) as archive:

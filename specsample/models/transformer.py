@@ -209,11 +209,7 @@ class Transformer:
     )
 
   def kv_source(self, layer: int) -> int:
-    """Returns the layer whose keys and values a layer reads.
-
-    Raises:
-      ValueError: no earlier layer has keys and values of that window.
-    """
+    """Returns the layer whose keys and values a layer reads."""
     num_own = self.num_layers - self.num_shared
     if layer < num_own:
       return layer
@@ -317,7 +313,6 @@ class Transformer:
     features: tuple[int | types.KeysAndValues, ...] = (),
     parents: Array | None = None,
   ) -> tuple[ModelOutput, cache_lib.KVCache]:
-    """See `types.Model`."""
     output, new = self.read(params, tokens, cache, features, parents)
     return output, self.append(cache, new)
 
@@ -329,7 +324,6 @@ class Transformer:
     features: tuple[int | types.KeysAndValues, ...] = (),
     parents: Array | None = None,
   ) -> tuple[ModelOutput, cache_lib.New]:
-    """See `types.Readable`."""
     there = {
       *range(-1, self.num_layers),
       *map(types.KeysAndValues, self.own_kv_layers),
@@ -356,7 +350,6 @@ class Transformer:
     return made(tokens, cache, features, parents)
 
   def widen(self, new: cache_lib.New, num_tokens: int) -> cache_lib.New:
-    """See `types.Readable`."""
     return cache_lib.widen(new, num_tokens)
 
   def append(
@@ -365,7 +358,6 @@ class Transformer:
     new: cache_lib.New,
     path: Array | None = None,
   ) -> cache_lib.KVCache:
-    """See `types.Readable`."""
     if path is not None:
       new = cache_lib.along(new, path)
     return cache_lib.append(
@@ -378,23 +370,18 @@ class Transformer:
     length: Array,
     path: Array | None = None,
   ) -> cache_lib.KVCache:
-    """See `types.Model`."""
     return cache_lib.commit(cache, length, path)
 
   def embed(self, params: Params, ids: Array) -> Array:
-    """See `types.Model`."""
     return network.merge(_Network, self, params).embed(ids)
 
   def unembed(self, params: Params, hidden: Array) -> Array:
-    """See `types.Model`."""
     return network.merge(_Network, self, params).unembed(hidden)
 
   def unembed_at(self, params: Params, hidden: Array, ids: Array) -> Array:
-    """See `types.Certifiable`."""
     return network.merge(_Network, self, params).unembed_at(hidden, ids)
 
   def shadow(self, params: Params) -> shadow_lib.Shadow:
-    """See `types.Certifiable`."""
     made = network.merge(_Network, self, params)
     return shadow_lib.of_matrix(made.kernel, made.vocab_axis)
 
@@ -403,23 +390,16 @@ class Transformer:
     return shadow_lib.axes(sharding.Axis('vocab', self.vocab_size))
 
   def is_shadow(self, shadow: shadow_lib.Shadow, params: Params) -> bool:
-    """See `types.Certifiable`."""
     made = network.merge(_Network, self, params)
     return shadow_lib.is_of(shadow, made.kernel)
 
   def bounds(
     self, params: Params, shadow: shadow_lib.Shadow, hidden: Array
   ) -> tuple[Array, Array]:
-    """See `types.Certifiable`."""
     return network.merge(_Network, self, params).bounds(shadow, hidden)
 
   def keep_layers(self, indices: tuple[int, ...]) -> 'Transformer':
-    """Returns the model with a subset of its layers; see `keep_params`.
-
-    Raises:
-      ValueError: the layers have embeddings of their own, or a layer reads the
-        keys and values of one that is not kept.
-    """
+    """Returns the model with a subset of its layers; see `keep_params`."""
     if self.layer_input_dim:
       raise ValueError(
         'the model has an embedding for each layer, so no subset of its layers '

@@ -103,7 +103,6 @@ class Budget(policy.Length):
     object.__setattr__(self, 'costs', costs)
 
   def init(self, num_draft_tokens):
-    """See `policy.Policy`."""
     zeros = jnp.zeros(num_draft_tokens, jnp.float32)
     nothing = jnp.float32(0)
     return BudgetState(
@@ -124,7 +123,6 @@ class Budget(policy.Length):
     return jnp.where(self._is_plain(state, over) & (wait > 0), 0, depth)
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
     if draft.kind is not DraftKind.POINT_MASS:
       raise ValueError(
         'Budget looks at whole drafts before it cuts them, but tokens of kind '
@@ -183,7 +181,6 @@ class Budget(policy.Length):
     return dataclasses.replace(state, latest=promised, latest_cost=cost)
 
   def update(self, drafted, kept, state, over=False):
-    """See `policy.Policy`."""
     del drafted
     tried = self.length(state, over) > 0
     is_there = state.latest > 0

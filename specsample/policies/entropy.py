@@ -34,7 +34,6 @@ class SVIP(policy.Filter):
       )
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
     del state, over
     return jnp.sqrt(policy.signals_of(draft, self).entropy) <= self.threshold
 
@@ -85,20 +84,17 @@ class AdaEDL(policy.Filter):
       checks.share(name, getattr(self, name))
 
   def init(self, num_draft_tokens):
-    """See `policy.Policy`."""
     del num_draft_tokens
     return AdaEDLState(
       threshold=jnp.float32(self.threshold), rate=jnp.float32(self.target_rate)
     )
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
     del over
     entropy = policy.signals_of(draft, self).entropy
     return 1 - jnp.sqrt(self.scale * entropy) >= state.threshold
 
   def update(self, drafted, kept, state, over):
-    """See `policy.Policy`."""
     del over
     mix = lambda decay, old, new: decay * old + (1 - decay) * new
     rate = mix(self.rate_decay, state.rate, kept / jnp.maximum(drafted, 1))

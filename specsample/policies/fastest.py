@@ -108,7 +108,6 @@ class Fastest(policy.Length):
     return tokens / np.asarray(self.costs[: tokens.size], np.float32)
 
   def length(self, state, over=False):
-    """See `policy.Policy`."""
     promised = self.tokens_a_cost(state, over)
     best = jnp.argmax(promised)
     tried = 1 + jnp.argmax(promised[1:])
@@ -119,7 +118,6 @@ class Fastest(policy.Length):
     return jnp.where(is_plain, 0, jnp.where(best == 0, tried, best))
 
   def update(self, drafted, kept, state, over=False):
-    """See `policy.Policy`."""
     del drafted
     index = jnp.arange(state.kept.size)
     # A draft that another policy cut counts as asked for and rejected.

@@ -32,7 +32,6 @@ class TokenProbability(_Threshold):
   reads_token = True
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
     del state, over
     return jnp.exp(policy.signals_of(draft, self).log_prob) >= self.threshold
 
@@ -44,7 +43,6 @@ class PathProbability(_Threshold):
   reads_token = True
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
     del state, over
     log_prob = policy.signals_of(draft, self).log_prob
     return jnp.exp(paths.along(draft, log_prob)) >= self.threshold
@@ -62,7 +60,6 @@ class TopK(policy.Filter):
     checks.count('k', self.k)
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
     del state, over
     return policy.signals_of(draft, self).rank < self.k
 
@@ -77,7 +74,6 @@ class LargestProbability(_Threshold):
   reads_token = False
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
     del state, over
     largest = policy.signals_of(draft, self).max_log_prob
     return jnp.exp(largest) >= self.threshold
@@ -90,7 +86,6 @@ class Confidence(_Threshold):
   reads_token = False
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
     del state, over
     return confidence_of(draft, self) >= self.threshold
 
@@ -108,7 +103,6 @@ class ConfidenceProduct(_Threshold):
   reads_token = False
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
     del state, over
     log_confidence = jnp.log(confidence_of(draft, self))
     return jnp.exp(paths.along(draft, log_confidence)) >= self.threshold
@@ -130,7 +124,6 @@ class TopNodes(policy.Filter):
     checks.count('num_nodes', self.num_nodes)
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
     del state, over
     if draft.kind is not DraftKind.POINT_MASS:
       raise ValueError(

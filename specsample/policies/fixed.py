@@ -20,20 +20,16 @@ class Fixed(policy.Length):
 
   @property
   def most(self) -> int:
-    """See `policy.Policy`."""
     return self.num_draft_tokens
 
   def init(self, num_draft_tokens):
-    """See `policy.Policy`."""
     del num_draft_tokens
     return ()
 
   def length(self, state, over):
-    """See `policy.Policy`."""
     del state, over
     return jnp.int32(self.num_draft_tokens)
 
   def update(self, drafted, kept, state, over):
-    """See `policy.Policy`."""
     del drafted, kept, over
     return state

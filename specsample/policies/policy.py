@@ -76,25 +76,20 @@ class Filter:
 
   @property
   def most(self) -> int | None:
-    """See `Policy`."""
     return None
 
   def init(self, num_draft_tokens):
-    """See `Policy`."""
     del num_draft_tokens
     return ()
 
   def length(self, state, over):
-    """See `Policy`."""
     del state, over
 
   def note(self, draft, state):
-    """See `Policy`."""
     del draft
     return state
 
   def update(self, drafted, kept, state, over):
-    """See `Policy`."""
     del drafted, kept, over
     return state
 
@@ -106,15 +101,12 @@ class Length:
 
   @property
   def most(self) -> int | None:
-    """See `Policy`."""
     return None
 
   def passes(self, draft, state, over=False):
-    """See `Policy`."""
     del draft, state, over
 
   def note(self, draft, state):
-    """See `Policy`."""
     del draft
     return state
 

@@ -17,13 +17,10 @@ class OneForbidden:
   vocab_size: int
 
   def start(self) -> int:
-    """See `constraint.Automaton`."""
     return 0
 
   def advance(self, state: Array, token: Array) -> Array:
-    """See `constraint.Automaton`."""
     return (2 * state + token) % 3
 
   def allowed(self, state: Array) -> Array:
-    """See `constraint.Automaton`."""
     return jnp.arange(self.vocab_size) != state % self.vocab_size

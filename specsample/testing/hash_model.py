@@ -62,7 +62,6 @@ class HashModel:
   def init_cache(
     self, batch_size: int, max_length: int, max_new: int | None = None
   ) -> HashCache:
-    """See `types.Model`."""
     del max_new
     return HashCache(
       hashes=jnp.full((batch_size, max_length + 1), _seed_hash(self.seed)),
@@ -89,7 +88,6 @@ class HashModel:
     features: tuple[int, ...] = (),
     parents: Array | None = None,
   ) -> tuple[ModelOutput, Array]:
-    """See `types.Readable`."""
     hashes = _hashes(tokens, cache, parents)
     hidden = jnp.stack([hashes >> 16, hashes & 0xFFFF], axis=-1)
     hidden = hidden.astype(jnp.float32)
@@ -101,13 +99,11 @@ class HashModel:
     return output, hashes
 
   def widen(self, new: Array, num_tokens: int) -> Array:
-    """See `types.Readable`."""
     return jnp.pad(new, ((0, 0), (0, num_tokens - new.shape[1])))
 
   def append(
     self, cache: HashCache, new: Array, path: Array | None = None
   ) -> HashCache:
-    """See `types.Readable`."""
     if path is not None:
       new = jnp.take_along_axis(new, path, axis=1)
     if cache.hashes.shape[1] == 1:  # no room for any token
@@ -120,7 +116,6 @@ class HashModel:
   def commit(
     self, cache: HashCache, length: Array, path: Array | None = None
   ) -> HashCache:
-    """See `types.Model`."""
     hashes = cache.hashes
     if path is not None:
       kept = jnp.take_along_axis(hashes, path + 1, axis=1)

@@ -33,10 +33,6 @@ def render(
       {'enable_thinking': False}, gpt-oss's {'reasoning_effort': 'high'};
       others are ignored.
     spell: returns what the template sees of each text in a message or variable.
-
-  Raises:
-    ValueError: if a message has another form, the template refuses it or does
-      not come to an end, or a variable is already set here.
   """
   if isinstance(messages, str | Mapping | int):
     raise ValueError(f'messages is {messages!r}: give a list of messages')

@@ -140,11 +140,7 @@ _BY_NAME = {
 
 
 def of_name(name: str | None) -> Splits:
-  """Returns the splits of a name, those of 'default' with a warning if None.
-
-  Raises:
-    ValueError: the name is not known.
-  """
+  """Returns the splits of a name, those of 'default' with a warning if None."""
   if name is None:
     print(
       "the GGUF file does not name its pre-tokenizer: 'default' is assumed, "

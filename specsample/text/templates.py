@@ -23,12 +23,7 @@ _processes: dict[int, subprocess.Popen] = {}  # by the id of who started it
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-  """Returns the text that a template makes of plain data.
-
-  Raises:
-    ValueError: the template is wrong, refuses the data, or asks for more time
-      or memory than the limits.
-  """
+  """Returns the text that a template makes of plain data."""
   request = {
     'template': template,
     'variables': dict(variables),

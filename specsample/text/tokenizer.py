@@ -92,9 +92,6 @@ class Tokenizer:
     No other special token is added. Control tokens spelled out in the text,
     such as <|im_end|>, are text like any other unless `parse_special`, so that
     untrusted input cannot end a turn.
-
-    Raises:
-      ValueError: if the text is not a `str` or holds a lone surrogate.
     """
     # The post-processor may also add an end of text, which is not for a prompt.
     added = self.backend.encode('').ids
@@ -105,9 +102,6 @@ class Tokenizer:
     """Returns the text of token ids, which may come from an array.
 
     Bytes that are not UTF-8 become U+FFFD; ids past the vocabulary are dropped.
-
-    Raises:
-      ValueError: if an id is negative or not an integer.
     """
     ids = _integers(ids)
     if min(ids, default=0) < 0:
@@ -119,9 +113,6 @@ class Tokenizer:
 
     Thoughts are apart, as 'reasoning_content': each template decides which of
     them the next turn reads.
-
-    Raises:
-      ValueError: as in `decode`.
     """
     text = self.decode(ids, skip_special=False)
     thoughts, said = answer.split_thoughts(text)
@@ -143,10 +134,6 @@ class Tokenizer:
     With `add_generation_prompt` the text ends where the answer begins.
     `variables` are added to `chat_variables` for this call, {'tools': [...]}
     for one. `text.chat.render` says what else a message may have.
-
-    Raises:
-      ValueError: if there is no template, it refuses the messages, or a
-        variable is one that every template is given already.
     """
     return self._chat(messages, add_generation_prompt, variables)
 
@@ -188,11 +175,7 @@ class Tokenizer:
     return self._control.search(text) is not None
 
   def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-    """Returns each text's token ids, without BOS; control tokens are text.
-
-    Raises:
-      ValueError: as in `encode`.
-    """
+    """Returns each text's token ids, without BOS; control tokens are text."""
     if isinstance(texts, str) or not hasattr(texts, '__iter__'):
       raise ValueError(f'texts is {texts!r}: give a list of texts')
     checked = list(map(_checked, texts))

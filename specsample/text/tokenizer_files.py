@@ -34,9 +34,6 @@ def load(path: str | os.PathLike[str]) -> text.Tokenizer | None:
   These files are read too if they exist: tokenizer_config.json,
   special_tokens_map.json, chat_template.jinja, config.json and
   generation_config.json.
-
-  Raises:
-    ValueError: if a file is damaged.
   """
   folder = files.at(path)
   source = folder / 'tokenizer.json'
@@ -89,11 +86,7 @@ def save(tokenizer: text.Tokenizer, path: str | os.PathLike[str]) -> None:
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> text.Tokenizer | None:
-  """Returns the tokenizer in a GGUF file's metadata, None if it has none.
-
-  Raises:
-    ValueError: if it is of an unknown kind, or damaged.
-  """
+  """Returns the tokenizer in a GGUF file's metadata, None if it has none."""
   prefix = 'tokenizer.ggml.'
   fields = {
     key.removeprefix(prefix): value

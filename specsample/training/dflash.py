@@ -131,7 +131,6 @@ class DFlashObjective(objective.Objective):
     return found[..., :width] & rows_lib.whole(batch).drafts(num_drafts)
 
   def num_rows(self, matrix: str, batch: Batch) -> int:
-    """See `objective.Objective`."""
     is_unused = matrix == 'target' and not self.teacher_weight
     if matrix in _LOOKED_UP or is_unused:
       return 0

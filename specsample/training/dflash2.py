@@ -33,7 +33,6 @@ class DFlash2Objective(dflash.DFlashObjective):
   def loss(
     self, params: Params, drafted: dflash.Drafted, learned: Array
   ) -> Array:
-    """See `DFlashObjective`."""
     loss = super().loss(params, drafted, learned)
     if not self.selector_weight:
       return loss

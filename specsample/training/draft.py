@@ -34,7 +34,6 @@ class DraftObjective(objective.Objective):
     return loss, objective.acceptance(match, learned)
 
   def matches(self, params: Params, batch: Batch) -> Array:
-    """See `objective.Objective`."""
     _, match, rows = self._compare(params, batch)
     return match & rows.drafts(self.drafter.num_draft_tokens)
 

@@ -38,7 +38,6 @@ class DSparkObjective(dflash.DFlashObjective):
   def loss(
     self, params: Params, drafted: dflash.Drafted, learned: Array
   ) -> Array:
-    """See `DFlashObjective`."""
     loss = super().loss(params, drafted, learned)
     if not self.confidence_weight:
       return loss

@@ -92,13 +92,11 @@ class FeatureObjective(objective.Objective):
     return loss, {'draft_loss': of_drafts} | accepted
 
   def matches(self, params: Params, batch: Batch) -> Array:
-    """See `objective.Objective`."""
     num_drafts = self.drafter.num_draft_tokens
     _, match, rows = self._compare(params, batch, num_drafts)
     return match & rows.after_first(num_drafts)
 
   def num_rows(self, matrix: str, batch: Batch) -> int:
-    """See `objective.Objective`."""
     found = super().num_rows(matrix, batch)
     if matrix == 'unembedding':
       return self.num_steps * found

@@ -74,12 +74,10 @@ class HeadsObjective(objective.Objective):
     return loss, {'head_loss': of_heads} | accepted
 
   def matches(self, params: Params, batch: Batch) -> Array:
-    """See `objective.Objective`."""
     _, match, rows = self._compare(params, batch, self.hidden(params, batch))
     return match & rows.after_first(self.drafter.num_draft_tokens)
 
   def num_rows(self, matrix: str, batch: Batch) -> int:
-    """See `objective.Objective`."""
     found = super().num_rows(matrix, batch)
     if matrix == 'unembedding':
       return self.drafter.num_draft_tokens * found

@@ -236,7 +236,6 @@ class Objective(abc.ABC):
     )
 
   def _compare_places(self, read, vectors, fixed, drafts):
-    """See `compared.Comparison`."""
     params = fixed | {name: fixed[name] | part for name, part in read.items()}
     logits = self.drafter.logits(params, vectors).astype(jnp.float32)
     ids = jnp.broadcast_to(drafts.ids[..., None], logits.shape[:-1])

@@ -61,5 +61,4 @@ class Candidates:
     return Law(stop=stop, next=target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    """See `types.Verifier`."""
     return rule.draw(key, draft, self.law(draft, target_probs))

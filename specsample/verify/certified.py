@@ -49,12 +49,10 @@ class Certified:
 
   @property
   def positional(self) -> bool:
-    """See `types.Verifier`."""
     return self.coupled
 
   @property
   def draft_kinds(self) -> frozenset[DraftKind]:
-    """See `types.Verifier`."""
     return rule.CHAIN_KINDS if self.coupled else frozenset(DraftKind)
 
   def law(self, draft: Draft, target_probs: Array) -> Law:

@@ -62,7 +62,6 @@ class GreedyDraft:
     )
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    """See `types.Verifier`."""
     return rule.draw(key, draft, self.law(draft, target_probs))
 
 

@@ -41,5 +41,4 @@ class Lenient:
     return rule.token_by_token(draft, target_probs, self.lenience)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    """See `types.Verifier`."""
     return rule.draw(key, draft, self.law(draft, target_probs))

@@ -76,7 +76,6 @@ class MultiPathBlock:
     return _at_nodes(jnp.pad(nodes, (1, 0)), law, target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    """See `types.Verifier`."""
     return rule.draw(key, draft, self.law(draft, target_probs))
 
 

@@ -44,5 +44,4 @@ class Synthetic:
     return Law(stop=rule.stop_at_rejection(accept), next=target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    """See `types.Verifier`."""
     return rule.draw(key, draft, self.law(draft, target_probs))

@@ -112,7 +112,6 @@ class Traversal:
     return Law(stop=stop, next=target)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    """See `types.Verifier`."""
     return rule.draw(key, draft, self.law(draft, target_probs))
 
 

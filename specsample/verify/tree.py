@@ -39,7 +39,6 @@ class Tree:
     return _of_drawn(draft, target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    """See `types.Verifier`."""
     return rule.draw(key, draft, self.law(draft, target_probs))
 
 

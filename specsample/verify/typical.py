@@ -59,5 +59,4 @@ class Typical:
     return Law(stop=stop, next=target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    """See `types.Verifier`."""
     return rule.draw(key, draft, self.law(draft, target_probs))

@@ -122,7 +122,6 @@ class LogProbs(HashModel):
   """A hash model whose logits are log probabilities."""
 
   def unembed(self, params: Params, hidden: Array) -> Array:
-    """See `types.Model`."""
     return jax.nn.log_softmax(super().unembed(params, hidden))
 
 

@@ -30,7 +30,6 @@ class Anticipating(policy.Filter):
   reads_token = False
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
     return self.inner.passes(draft, state, over)
 
 
@@ -42,7 +41,6 @@ class LikeliestDrawn(policy.Filter):
   reads_token = False
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
     chosen = dataclasses.replace(draft, probs=None, kind=DraftKind.POINT_MASS)
     return TopNodes(self.num_nodes).passes(chosen, state, over)
 
@@ -54,7 +52,6 @@ class Fixed(HashModel):
   probs: tuple[float, ...]
 
   def unembed(self, params, hidden):
-    """See `types.Model`."""
     del params
     logits = jnp.asarray([math.log(share) for share in self.probs])
     return jnp.broadcast_to(logits, (*hidden.shape[:-1], len(self.probs)))
@@ -69,7 +66,6 @@ class _Trusting(Chain):
   """A chain whose confidence in the second token depends on the first one."""
 
   def confidence(self, params, carry):
-    """See `steps.Steps`."""
     del params
     first = carry.fed[:, :1]
     return jnp.where(first < 0, 0.8, jnp.where(first == 0, 0.9, 0.0))
@@ -88,7 +84,6 @@ class GlobalArgmax(EarlyStopping):
   """
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`."""
     del state
     best = jnp.argmax(self.tokens_a_cost(draft, over))
     return jnp.arange(draft.tokens.size) < best

@@ -25,7 +25,6 @@ class Rule:
   draft_kinds: frozenset[DraftKind] = rule.CHAIN_KINDS
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    """See `types.Verifier`."""
     return rule.draw(key, draft, self.law(draft, target_probs))
 
 

@@ -115,7 +115,6 @@ class _Independent(types.Drafter):
     return jax.nn.softmax(2 * jnp.cos(pending[..., None] + 2.0 * place))
 
   def lattice(self, params, tokens, length, state, num_candidates):
-    """See `lattice.LatticeDrafter`."""
     del params, state, num_candidates
     log_probs = jnp.log(self.probs(tokens, length))
     return lattice_lib.Lattice(
@@ -139,7 +138,6 @@ class LatticeAsSample(drafters.Wrapper):
   """Declares the best paths of `LATTICE_TREE` to be drawn from its lattice."""
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`."""
     draft, state = super().propose(params, draw, warp, tokens, length, state)
     law = self.drafter.drafter.probs(tokens, length)
     position = drafts.depths(draft) - 1
@@ -153,7 +151,6 @@ class SeesSiblings(HashModel):
   """A model in which a node sees all nodes before it, also on other paths."""
 
   def read(self, params, tokens, cache, features=(), parents=None):
-    """See `types.Readable`."""
     if parents is not None:
       # Not left out altogether, which the loop would refuse.
       parents = 0 * parents + jnp.arange(parents.shape[1])
@@ -165,7 +162,6 @@ class KeepsTheFirstNodes(HashModel):
   """A model that keeps a tree's first nodes, not those of the accepted path."""
 
   def append(self, cache, new, path=None):
-    """See `types.Readable`."""
     if path is not None:  # left out altogether, the loop would refuse it
       new = new + 0 * jnp.sum(path).astype(new.dtype)
     return super().append(cache, new)

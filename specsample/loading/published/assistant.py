@@ -27,11 +27,7 @@ def plan(
   target: load.Loaded,
   num_draft_tokens: int | None,
 ) -> source_lib.Plan:
-  """Plans an assistant.
-
-  Raises:
-    ValueError: the drafter is damaged, or for another target.
-  """
+  """Plans an assistant."""
   config = source.config
   shape = gemma.assistant(config, target.model.dtype)
   for key, found, wanted in (

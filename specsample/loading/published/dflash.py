@@ -57,11 +57,7 @@ def plan(
   target: load.Loaded,
   num_draft_tokens: int | None,
 ) -> source_lib.Plan:
-  """Plans DFlash, DSpark if there is a Markov head, or DFlash 2.
-
-  Raises:
-    ValueError: the drafter is of an unsupported kind, or for another target.
-  """
+  """Plans DFlash, DSpark if there is a Markov head, or DFlash 2."""
   config = _of_block(source.config)
   config.only('draft_shift', False)  # of JetSpec: reads other slots
   config.only('use_aux_hidden_state', True)
@@ -128,11 +124,7 @@ def plan(
 
 
 def write(request: writing.Request) -> writing.Content:
-  """Returns the files of a DFlash or a DSpark.
-
-  Raises:
-    ValueError: the layout has no room for a part of the drafter.
-  """
+  """Returns the files of a DFlash or a DSpark."""
   drafter, is_spark = request.drafter, type(request.drafter) is drafters.DSpark
   if drafter.mask_token_id is None:
     raise request.no_room(

@@ -41,12 +41,7 @@ def plan_eagle(
   target: load.Loaded,
   num_draft_tokens: int | None,
 ) -> source_lib.Plan:
-  """Plans an EAGLE 1 or 2 drafter; the two differ only in their trees.
-
-  Raises:
-    ValueError: the drafter has more than one layer or norms that EAGLE lacks,
-      or is for another target.
-  """
+  """Plans an EAGLE 1 or 2 drafter; the two differ only in their trees."""
   # In `speculators`, HASS with norms around the projection and before the head.
   source.config.only('layernorms', False)
   is_renamed = 'fusion_fc.weight' in source.tensors
@@ -75,12 +70,7 @@ def plan_eagle3(
   target: load.Loaded,
   num_draft_tokens: int | None,
 ) -> source_lib.Plan:
-  """Plans an EAGLE-3 drafter.
-
-  Raises:
-    ValueError: the drafter has more than one layer, is of an unsupported kind,
-      or is for another target.
-  """
+  """Plans an EAGLE-3 drafter."""
   config = source.config
   of_speculators = config.get('speculators_model_type') is not None
   is_there = any(name.startswith('midlayer.') for name in source.tensors)
@@ -117,12 +107,7 @@ def plan_p_eagle(
   target: load.Loaded,
   num_draft_tokens: int | None,
 ) -> source_lib.Plan:
-  """Plans a P-EAGLE drafter, whose embedding is its own if it has one.
-
-  Raises:
-    ValueError: the drafter has no mask, is of an unsupported kind, or is for
-      another target.
-  """
+  """Plans a P-EAGLE drafter, whose embedding is its own if it has one."""
   config = source.config
   is_there = any(name.startswith('midlayer.') for name in source.tensors)
   prefix = 'midlayer.' if is_there else 'layers.0.'
@@ -163,9 +148,6 @@ def write_eagle3(request: writing.Request) -> writing.Content:
 
   In Hugging Face's layout vLLM counts the layers that are read by what enters
   them, from 1 on, and SGLang by their outputs, so both numbers are written.
-
-  Raises:
-    ValueError: the layout has no room for a part of the drafter.
   """
   drafter = request.drafter
   layers = writing.feature_layers(request)
@@ -255,10 +237,6 @@ def read_ids(
 
   d2t holds the ids, each minus its index in the draft vocabulary, and t2d flags
   them in the target's vocabulary. The ids are None if there is no d2t.
-
-  Raises:
-    ValueError: the ids are not the target's, or d2t, t2d and the configuration
-      disagree.
   """
   wanted = source.config.get('draft_vocab_size')
   ignored = {'d2t', 't2d'} & source.tensors.keys()
@@ -296,12 +274,7 @@ def read_ids(
 def of_outputs(
   source: source_lib.Source, target: load.Loaded, layers: tuple[int, ...]
 ) -> tuple[int, ...]:
-  """Returns the layers, checked to be outputs that transformers provides.
-
-  Raises:
-    ValueError: the last layer is among them; transformers provides its output
-      only after the final norm.
-  """
+  """Returns the layers, checked to be outputs that transformers provides."""
   if target.model.num_layers - 1 in layers:
     raise ValueError(
       f'{source.config.origin}: the drafter reads the output of layer '

@@ -30,11 +30,7 @@ def plan_medusa(
   target: load.Loaded,
   num_draft_tokens: int | None,
 ) -> source_lib.Plan:
-  """Plans a Medusa drafter with the first heads of medusa_lm_head.
-
-  Raises:
-    ValueError: there are fewer heads than K, or they are for another target.
-  """
+  """Plans a Medusa drafter with the first heads of medusa_lm_head."""
   source.config.only('logit_scale', 1)  # vLLM's
   source = _without(source, 'medusa_head.')
   if _UNEMBED.format(0) in source.tensors:
@@ -75,11 +71,7 @@ def plan_medusa(
 
 
 def _widened(source, name, vocab_size):
-  """Returns a head's unembedding [V, D] and its bias, -inf for other tokens.
-
-  Raises:
-    ValueError: token_map does not name tokens of the target.
-  """
+  """Returns a head's unembedding [V, D] and its bias, -inf for other tokens."""
   ids = source.read(_TOKEN_MAP)
   try:
     vocabulary.check_d2t(ids, vocab_size)
@@ -99,9 +91,6 @@ def write_medusa(request: writing.Request) -> writing.Content:
 
   A head that shares the target's unembedding is written as one unembedding: the
   product of the head's own map and of the target's columns.
-
-  Raises:
-    ValueError: the layout has no room for a part of the drafter.
   """
   drafter, values = request.drafter, request.values()
   if request.of_speculators:
@@ -168,10 +157,6 @@ def plan_hydra(
 
   In Hydra++ each part of a head comes after dropout, so its number is odd,
   and all heads come after a layer of the target's shape.
-
-  Raises:
-    ValueError: there are fewer heads than K, they read no draft tokens, or they
-      are for another target.
   """
   # Only heads that read the last hidden states are supported.
   source.config.only('hidden_state_offset', 0)

@@ -70,9 +70,6 @@ def unit_scalars(source: source_lib.Source) -> set[str]:
   """Returns the names of factors of layers' outputs, which are all 1.
 
   DeepSpec stores what Gemma 4's layers have, and does not train it.
-
-  Raises:
-    ValueError: a factor is another number.
   """
   found = {name for name in source.tensors if name.endswith(_SCALAR)}
   for name in sorted(found):
@@ -105,9 +102,6 @@ def config_of(
   Layers with norms after attention and feed-forward are Gemma 4's, as DeepSpec
   trains them for that family; others are Llama's or Qwen's. The `logit_softcap`
   of Gemma 4's is that of the drafter's own unembedding.
-
-  Raises:
-    ValueError: the drafter is of another architecture, or damaged.
   """
   is_gemma4 = config.get('model_type') in _GEMMA4
   _refuse_others(source, config, layer, is_gemma4)
@@ -202,9 +196,6 @@ def settings(request: writing.Request, model_type: str) -> dict[str, Any]:
     request: holds the drafter.
     model_type: 'qwen3', whose layers normalise queries and keys, or 'llama',
       whose layers do not.
-
-  Raises:
-    ValueError: layers of this type cannot be the drafter's.
   """
   shape, windows = request.drafter.shape, request.drafter.windows
   if shape.has_post_norms:

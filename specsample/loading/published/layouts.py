@@ -86,11 +86,7 @@ _BY_TENSOR = {
 
 
 def find(source: source_lib.Source) -> Layout | None:
-  """Returns the layout of a folder, None if it is not a known one.
-
-  Raises:
-    ValueError: the folder is of a kind of `speculators` that is not supported.
-  """
+  """Returns the layout of a folder, None if it is not a known one."""
   kind = source.config.get('speculators_model_type')
   if kind is not None:
     if not isinstance(kind, str) or kind not in _OF_SPECULATORS:
@@ -119,10 +115,6 @@ def load(
       parameters.
     num_draft_tokens: K, None for what the folder says.
     convert: as for `tensors.fill`.
-
-  Raises:
-    ValueError: the drafter is damaged, of no known layout, or for another
-      target.
   """
   source = source_lib.open_folder(folder)
   if source is None:
@@ -141,12 +133,7 @@ def load(
 
 
 def write(request: writing.Request) -> writing.Content:
-  """Returns the files of a drafter, from which it would be read unchanged.
-
-  Raises:
-    ValueError: such drafters are not written, or the layout has no room for a
-      part of this one.
-  """
+  """Returns the files of a drafter, from which it would be read unchanged."""
   written = {layout.kind: layout for layout in ALL if layout.kind is not None}
   layout = written.get(type(request.drafter))
   if layout is None or layout.write is None:

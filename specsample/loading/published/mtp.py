@@ -65,9 +65,6 @@ def load(
     model: the target.
     num_draft_tokens: K, None for the number of modules.
     convert: as for `tensors.fill`.
-
-  Raises:
-    ValueError: there are no modules, or they are for another model.
   """
   path = folder / 'config.json'
   config = config_lib.Config(files.read_json(path), str(path))
@@ -100,12 +97,7 @@ def plan(
   model: transformer.Transformer,
   num_draft_tokens: int | None = None,
 ) -> tuple[mtp.MTP, tensors.TensorFile, dict[str, str], set[str]]:
-  """Returns a drafter, its tensors, their names, and tensors to ignore.
-
-  Raises:
-    ValueError: the modules are of another family than the model, or have
-      settings that are not supported.
-  """
+  """Returns a drafter, its tensors, their names, and tensors to ignore."""
   prefixes = huggingface.mtp_prefixes(model.num_layers, config)
   family = huggingface.family_of(config)
   is_qwen = family.mtp_prefix is not None
@@ -154,11 +146,7 @@ def check_copies(
   found: tensors.TensorFile,
   copies: set[str],
 ) -> None:
-  """Compares the tensors that `plan` ignores with those of the target.
-
-  Raises:
-    ValueError: one of them is no copy.
-  """
+  """Compares the tensors that `plan` ignores with those of the target."""
   names = huggingface.family_of(config).names
   of_target = huggingface.of_model(stored, config, model)
   for copy in sorted(copies & found.shapes.keys()):
@@ -179,12 +167,7 @@ def plan_speculators(
   target: load_lib.Loaded,
   num_draft_tokens: int | None,
 ) -> source_lib.Plan:
-  """Plans the module of a folder of `speculators`.
-
-  Raises:
-    ValueError: it has layers of another model than Qwen 3, or more than one, or
-      is for another target.
-  """
+  """Plans the module of a folder of `speculators`."""
   config = eagle.of_layer(source.config)
   config.only('model_type', 'qwen3')
   source.config.only(huggingface.NUM_MODULES, 1)
@@ -211,10 +194,6 @@ def write(request: writing.Request) -> writing.Content:
 
   In Hugging Face's layout they are those of the target, with the modules in
   place of any that it has.
-
-  Raises:
-    ValueError: the layout has no room for a part of the drafter, or the target
-      is not a folder of its own.
   """
   if request.drafter.draft_vocab_size is not None:
     raise request.no_room(

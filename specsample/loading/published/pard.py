@@ -34,10 +34,6 @@ def load(
       parameters, and its vocabulary's size (`padding.match_vocabulary`).
     num_draft_tokens: K, None for 8.
     reads: whether parameters are read; without, they are None.
-
-  Raises:
-    ValueError: the model is damaged, of an unknown family, without a mask
-      token, or of another vocabulary than the target.
   """
   path = folder / 'config.json'
   config = config_lib.Config(files.read_json(path), str(path))

@@ -64,12 +64,7 @@ class Source:
 
 
 def open_folder(folder: epath.Path) -> Source | None:
-  """Opens a folder without reading its weights; returns None if it has none.
-
-  Raises:
-    ValueError: a file is damaged, a file that an index names is missing, or a
-      tensor's dtype is not supported.
-  """
+  """Opens a folder without reading its weights; returns None if it has none."""
   present = {path.name for path in folder.iterdir()}
   names = weight_files(folder)
   absent = [name for name in names if name not in present]
@@ -92,22 +87,14 @@ def open_folder(folder: epath.Path) -> Source | None:
 
 
 def read_header(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
-  """Returns the tensors of a safetensors file, or of one that torch saved.
-
-  Raises:
-    ValueError: it is damaged, or a pickle that asks for more than tensors.
-  """
+  """Returns the tensors of a safetensors file, or of one that torch saved."""
   if path.suffix == '.safetensors':
     return safetensors_file.read_header(path)
   return torch_file.read_header(path)
 
 
 def weight_files(folder: epath.Path) -> list[str]:
-  """Returns a folder's weight files; those that an index names may be missing.
-
-  Raises:
-    ValueError: the index is damaged.
-  """
+  """Returns a folder's weight files; one that an index names may be missing."""
   present = {path.name for path in folder.iterdir()}
   heads = [name for name in present if name.endswith(_HEADS)]
   # If there are two files of heads, safetensors comes first.
@@ -146,9 +133,6 @@ def fill(
   """Reads a drafter's parameters in its target's dtype, indices as they are.
 
   See `tensors.fill` for `convert`.
-
-  Raises:
-    ValueError: tensors are missing, unknown or of another shape.
   """
   source = plan.source
   # Under names that no tensor has.
@@ -167,11 +151,7 @@ def fill(
 
 
 def numbers(config: config_lib.Config, key: str) -> tuple[int, ...]:
-  """Returns the integers at a key of a configuration, () if there are none.
-
-  Raises:
-    ValueError: the value is not a list of integers.
-  """
+  """Returns the integers at a key of a configuration, () if there are none."""
   return tuple(config.get(key, []))
 
 
@@ -180,9 +160,6 @@ def check_embedding(source: Source, name: str, target: load.Loaded) -> set[str]:
 
   The drafter's copy is not kept beside the target's embedding. Some rows are
   compared, unless the target has no parameters.
-
-  Raises:
-    ValueError: the tensor is not the target's embedding.
   """
   if name not in source.tensors:
     return set()
@@ -257,11 +234,7 @@ def mask_token_id(
   target: load.Loaded,
   names: Sequence[str] = ('mask_token_id',),
 ) -> int:
-  """Returns the token of the masks, given the names that it may have.
-
-  Raises:
-    ValueError: it is not a token of the target.
-  """
+  """Returns the token of the masks, given the names that it may have."""
   found, size = config.of_one(*names), target.model.vocab_size
   if found is None:
     tokenizer = target.optional_tokenizer

@@ -137,9 +137,6 @@ def named(
     request: holds the parameters.
     names: as in `source.Plan`.
     left_out: parameters that the layout holds in another form, or not at all.
-
-  Raises:
-    ValueError: a parameter has no name.
   """
   found = {}
   leaves = jax.tree_util.tree_leaves_with_path(request.params)
@@ -161,9 +158,6 @@ def vocabulary(request: Request) -> dict[str, np.ndarray]:
   """Returns the unembedding and, of a draft vocabulary, d2t and t2d.
 
   There are none if the drafter drafts all tokens with the target's unembedding.
-
-  Raises:
-    ValueError: the target's unembedding comes with a softcap.
   """
   drafter, values = request.drafter, request.values()
   if 'vocabulary.unembedding' not in values:
@@ -212,11 +206,7 @@ def for_speculators(
 
 
 def feature_layers(request: Request) -> tuple[int, ...]:
-  """Returns the layers that are read.
-
-  Raises:
-    ValueError: the last one is among them, or one is twice in `speculators`.
-  """
+  """Returns the layers that are read."""
   found, last = request.drafter.feature_layers, request.drafter.model.num_layers
   if last - 1 in found:
     raise request.no_room(
