@@ -22,6 +22,7 @@ from specsample.loop.decode import advance
 from specsample.loop.decode import finish
 from specsample.loop.decode import generate
 from specsample.loop.decode import prefill
+from specsample.loop.decoder import Decoder
 from specsample.loop.request import pad_prompts
 from specsample.loop.rollout import rollout
 from specsample.loop.rollout import Rollouts
@@ -42,6 +43,7 @@ from specsample.vocabularies.vocab_map import VocabMap
 __all__ = [
   'Choice',
   'Constraint',
+  'Decoder',
   'History',
   'Loaded',
   'LoadedDrafter',

@@ -89,6 +89,14 @@ def cut(draft: Draft, keep: Array) -> Draft:
   )
 
 
+def follow_valid(draft: Draft, valid: Array) -> Draft:
+  """Keeps the drafts whose ancestors are all `valid` [B, N + 1]."""
+  before = valid[:, :-1]
+  if draft.parents is not None:
+    before = jnp.take_along_axis(valid, draft.parents, axis=1)
+  return cut(draft, before)
+
+
 def first(draft: Draft, width: int) -> Draft:
   """Returns the first `width` tokens of chains [B, N], or nodes of trees."""
   num_children = draft.num_children

@@ -190,6 +190,16 @@ class TokenCounts:
 
 
 @pytree
+class Choices:
+  """How `verify.Certified` found the tokens that the target chooses."""
+
+  scored: Array  # int32, how many tokens were scored exactly for each
+  # int32, how many of these, apart from itself, scored no less than the chosen
+  # one, as far as rounding allows to tell.
+  ties: Array
+
+
+@pytree
 class DecodeState:
   """Everything the decoding loop carries; the batch axis is always first.
 
@@ -208,12 +218,9 @@ class DecodeState:
   stop_reason: Array  # [B] int32, a StopReason
   round: Array  # [B] int32, target passes since the prefill
   tokens: Array  # [B, S] int32
-  # [B, S] float32 each, as in `Output`; None if not asked for.
-  log_probs: Array | None
-  warped_log_probs: Array | None
-  # [B, S] int32 each, as in `Output`; None unless the rule is `Certified`.
-  scored: Array | None
-  ties: Array | None
+  # [B, S] each: those of `log_probs`, `warped_log_probs` and `choices`, as in
+  # `Output`, that are asked for.
+  records: dict[str, Any]
   origin: Array  # [B, S] int8, an Origin
   emit_round: Array  # [B, S] int32, the round that emitted the token
   proposed: Array  # [B, K + 1] int32, rounds that drafted i tokens
@@ -232,15 +239,11 @@ class Output:
   tokens: Array  # [B, M] int32, 0 past the end of a row
   lengths: Array  # [B] int32, emitted tokens, including the stop token
   # [B, M] float32, under the target before warping; None if not asked for.
-  log_probs: Array | None
+  log_probs: Array | None = None
   # [B, M] float32, under the target after warping, which is what a lossless
   # rule draws the token from; None if not asked for.
   warped_log_probs: Array | None = None
-  # With `verify.Certified`, else None: how many tokens of the vocabulary were
-  # scored exactly for each emitted one, and how many of them scored no less
-  # than it, as far as rounding allows to tell. [B, M] int32 each.
-  scored: Array | None = None
-  ties: Array | None = None
+  choices: Choices | None = None  # [B, M], with `verify.Certified`
   origin: Array  # [B, M] int8, an Origin, 0 past the end of a row
   emit_round: Array  # [B, M] int32, the round that emitted the token
   rounds: Array  # [B] int32, target passes since the prefill

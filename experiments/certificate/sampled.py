@@ -21,12 +21,10 @@ from specsample.types import DraftKind
 def measure(draw: Draw, num_rows: int, seed: int) -> dict[str, Any]:
   """Samples one combination and returns its record in the certificate."""
   sample = draw.sample(
+    draw.decoder,
     draw.params,
     draw.groups,
     jax.random.key(seed),
-    model=draw.model,
-    drafter=draw.drafter,
-    verify=sampled_cases.ALL_VERIFIERS[draw.verifier_name],
     num_tokens=sampled_cases.NUM_TOKENS,
     num_rows=num_rows,
     stop=Stop(eos_ids=() if draw.eos_id is None else (draw.eos_id,)),

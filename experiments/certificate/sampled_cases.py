@@ -11,6 +11,7 @@ from specsample import drafters
 from specsample import policies
 from specsample import tree
 from specsample import verify
+from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.testing import acceptance
 from specsample.testing import adapting
@@ -130,6 +131,12 @@ class Draw:
   def name(self) -> str:
     """A description of what is sampled."""
     return f'{self.drafter_name} + {self.verifier_name}, {self.settings}'
+
+  @property
+  def decoder(self) -> Decoder:
+    """What is sampled from."""
+    rule = ALL_VERIFIERS[self.verifier_name]
+    return Decoder(self.model, self.drafter, rule)
 
 
 _on_llama = functools.partial(Draw, settings='mixed batch, tiny Llama')

@@ -28,7 +28,7 @@ class Conversation:
     num_read: tokens that the target read for the last turn.
   """
 
-  def __init__(self, decoder: stream.Decoder):
+  def __init__(self, decoder: stream.OneRow):
     """Starts a conversation that must fit in the decoder's `max_length`."""
     self.num_read = 0
     self._decoder = decoder

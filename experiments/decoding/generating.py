@@ -75,7 +75,7 @@ def run(stages: progress.Stages) -> None:
 
 def _ready(
   stages, generator: Generator, name: str, out: pathlib.PurePath | None
-) -> tuple[stream.Decoder, list[int]]:
+) -> tuple[stream.OneRow, list[int]]:
   """Returns a compiled decoder and the tokens of the prompt."""
   values = flags.FLAGS
   with cli.bad_input():
@@ -142,7 +142,7 @@ def _views(tokenizer, note: str) -> list[display.View]:
 
 def _decoder(
   stages, generator: Generator, name: str, max_length: int | None
-) -> stream.Decoder:
+) -> stream.OneRow:
   values = flags.FLAGS
   try:
     model = str(gin.query_parameter(_NAME))
@@ -168,7 +168,7 @@ def _decoder(
     if values[setting].value is not None
   }
   target = generator.load()
-  return stream.Decoder(
+  return stream.OneRow(
     target=target,
     method=method,
     stop=specsample.Stop(eos_ids=target.tokenizer.eos_ids),

@@ -21,7 +21,7 @@ from specsample import sharding
 from specsample import text as text_lib
 from specsample.loop import step as step_lib
 from specsample.loop import stopping
-from specsample.types import DecodeState, Params, Verifier
+from specsample.types import DecodeState, Verifier
 from specsample.verify import rule
 
 KEPT = 'kept'
@@ -149,18 +149,14 @@ def step(
   The first result has an axis of rows. The state is donated.
   """
   stop = stopping.placed(setup.stop, setup.target.model)
-  return _step(setup.params, state, **setup.components, stop=stop)
+  return _step(setup.decoder, setup.params, state, stop)
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=('model', 'drafter', 'verify'),
-  donate_argnames=('state',),
-)
-def _step(params: Params, state: DecodeState, **components):
+@functools.partial(jax.jit, static_argnames='decoder', donate_argnames='state')
+def _step(decoder, params, state, stop):
   number = state.round
-  observed, state = step_lib.step(params, state, **components)
-  of_row = functools.partial(_row, verify=components['verify'])
+  observed, state = step_lib.step(decoder, params, state, stop)
+  of_row = functools.partial(_row, verify=decoder.verify)
   last = (state.length - 1)[:, None]
   found = jax.vmap(of_row)(observed) | {
     'number': number,

@@ -51,13 +51,11 @@ class Setup:
     return params | {'policies': self.policies}
 
   @property
-  def components(self) -> dict[str, Any]:
-    """The model, the drafter and the rule, as keyword arguments."""
-    return {
-      'model': self.target.model,
-      'drafter': self.method.drafter,
-      'verify': self.method.verify,
-    }
+  def decoder(self) -> specsample.Decoder:
+    """The model, the drafter and the rule."""
+    return specsample.Decoder(
+      self.target.model, self.method.drafter, self.method.verify
+    )
 
   @property
   def key(self) -> Array:
@@ -67,16 +65,14 @@ class Setup:
   def check(self, prompts: Sequence[list[int]]) -> None:
     """Raises for what `specsample.generate` would refuse; compiles nothing."""
     checked = self._checked(*specsample.pad_prompts(list(prompts)))
-    decode.check_rule(self.params, checked, **self.components)
+    decode.check_rule(self.decoder, self.params, checked)
 
   def draft_kind(self) -> DraftKind:
     """Returns the kind of the method's drafts, without compiling anything."""
     checked = self._checked(np.zeros((1, 1), np.int32), np.ones(1, np.int32))
-    begin = functools.partial(
-      initial.state, model=self.target.model, drafter=self.method.drafter
-    )
+    begin = functools.partial(initial.state, self.decoder)
     state = jax.eval_shape(begin, self.params, checked)
-    return step.abstract_draft(self.params, state, **self.components).kind
+    return step.abstract_draft(self.decoder, self.params, state).kind
 
   def prefill(
     self,
@@ -96,6 +92,7 @@ class Setup:
     tokens, lengths = padded(prompts, self.least_width)
     ids = None if request_ids is None else np.asarray(request_ids, np.int32)
     return specsample.prefill(
+      self.decoder,
       self.params,
       tokens,
       lengths,
@@ -105,7 +102,6 @@ class Setup:
       max_new_tokens=self.max_new_tokens if limits is None else limits,
       max_length=self.max_length,
       log_probs=methods_lib.has_log_probs(self.method),
-      **self.components,
     )
 
   def advance(
@@ -116,12 +112,12 @@ class Setup:
       # Upper bound: every round emits at least one token.
       max_rounds = state.tokens.shape[1]
     return specsample.advance(
+      self.decoder,
       self.params,
       state,
       stop=self.stop,
       # The transfer to the device is explicit, like the request's.
       max_rounds=jax.device_put(np.int32(max_rounds)),
-      **self.components,
     )
 
   def finish(self, state: DecodeState, num_rows: int) -> specsample.Output:
@@ -135,18 +131,15 @@ class Setup:
 
   def _checked(self, tokens, lengths) -> request.Request:
     return request.check(
+      self.decoder,
       self.params,
       tokens,
       lengths,
       self.key,
-      None,
-      model=self.target.model,
-      drafter=self.method.drafter,
       sampling=self.sampling,
       max_new_tokens=self.max_new_tokens,
       max_length=self.max_length,
       log_probs=methods_lib.has_log_probs(self.method),
-      verify=self.method.verify,
     )
 
 

@@ -15,13 +15,12 @@ from experiments.decoding import setup as setup_lib
 import specsample
 from specsample import sharding
 from specsample.loop import request
-from specsample.loop import step
 from specsample.types import DecodeState
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Decoder(setup_lib.Setup):
-  """A decoder of one row at a time that reuses its compiled programs.
+class OneRow(setup_lib.Setup):
+  """A setup for one row at a time that reuses its compiled programs.
 
   With `max_length`, the programs serve prompts of every length that leaves room
   and rows that are extended; without it, prompts of one bucket (`pad_prompts`).
@@ -36,7 +35,7 @@ class Decoder(setup_lib.Setup):
 
   def compile(self, tokens: list[int]) -> None:
     """Compiles the programs for this prompt and runs them on another one."""
-    widths = step.widths(self.target.model, self.method.drafter)
+    widths = self.decoder.widths
     begin = lambda rows: self.begin(rows[0])
     setup_lib.warm_up(begin, lambda state: self.run(state, 1), [tokens], widths)
     is_chat = self.max_length is not None
@@ -60,12 +59,11 @@ class Decoder(setup_lib.Setup):
   def extend(self, state: DecodeState, tokens: list[int]) -> DecodeState:
     """Appends tokens to a row; the given state is donated."""
     return specsample.extend(
+      self.decoder,
       self.params,
       state,
       np.asarray([tokens], np.int32).reshape(1, -1),
       np.asarray([len(tokens)], np.int32),
-      model=self.target.model,
-      drafter=self.method.drafter,
       max_new_tokens=self.max_new_tokens,
     )
 
@@ -84,14 +82,14 @@ class Chunk:
 
 
 def chunks(
-  decoder: Decoder, begin: Callable[[], DecodeState]
+  setup: OneRow, begin: Callable[[], DecodeState]
 ) -> Iterator[tuple[DecodeState, Chunk]]:
   """Decodes until the row stops; yields chunks and the state after each.
 
   The first chunk is one round; each later one takes about `chunk_seconds`.
 
   Args:
-    decoder: compiled, so that compilation is not timed.
+    setup: compiled, so that compilation is not timed.
     begin: returns the state to continue, with the prompt in its cache.
   """
   state, first_seconds = clock.seconds(begin)
@@ -102,7 +100,7 @@ def chunks(
   done = False
   while not done:
     # Only decoding is timed, not what the caller does with the chunk.
-    (found, state), elapsed = clock.seconds(decoder.run, state, num_rounds)
+    (found, state), elapsed = clock.seconds(setup.run, state, num_rounds)
     if not seconds:
       first_seconds += elapsed
     seconds += elapsed
@@ -123,11 +121,11 @@ def chunks(
         stop_reason=specsample.StopReason(int(row['stop_reason'])),
         seconds=seconds,
         first_seconds=first_seconds,
-        rounds=rounds_lib.of_row(decoder, found, 0) if found else (),
+        rounds=rounds_lib.of_row(setup, found, 0) if found else (),
       ),
     )
     shown = length
-    num_rounds = max(1, round(decoder.chunk_seconds * num_rounds / elapsed))
+    num_rounds = max(1, round(setup.chunk_seconds * num_rounds / elapsed))
 
 
 def _first_row(state: DecodeState) -> dict[str, np.ndarray]:

@@ -16,7 +16,6 @@ from experiments.tasks import task as task_lib
 import specsample
 from specsample import checks
 from specsample import types
-from specsample.loop import step
 from specsample.training import online
 
 # See `Evaluation.repeats`.
@@ -208,7 +207,7 @@ class Evaluation:
       lambda rows: setup.prefill(rows, request_ids=request_ids, limits=limits),
       lambda state: setup.finish(setup.advance(state, 1), len(prompts)),
       prompts,
-      step.widths(self.target.model, method.drafter),
+      setup.decoder.widths,
     )
 
   def decode(

@@ -26,7 +26,6 @@ import specsample
 from specsample.loop import continuous
 from specsample.loop import refill
 from specsample.loop import request
-from specsample.loop import step
 
 # The journal's keys are (KIND, method, 0) before the static batches and
 # (KIND, method, 1) after them: a steady drift of the machine's speed cancels.
@@ -137,7 +136,7 @@ def _warm_up(evaluation, method, tokens):
   prompts = [*first, *repeated]
   most = max(evaluation.limits(range(len(tokens))))
   # Enough for a round of the widest pass, and for one without room for drafts.
-  widest = step.widths(evaluation.target.model, method.drafter)[-1]
+  widest = evaluation.setup(method).decoder.widths[-1]
   limits = np.full(len(prompts), min(widest + 2, most))
   limits[-1] = most  # outputs have as many columns as the longest answer
   outputs = _generate_all(evaluation, method, tokens, prompts, limits=limits)
@@ -160,7 +159,9 @@ def _generate_all(
     max_length=int(np.max(room + np.asarray(list(map(len, tokens))))),
     batch_size=_num_rows(evaluation, tokens),
     log_probs=methods_lib.has_log_probs(method),
-    **setup.components,
+    model=setup.target.model,
+    drafter=method.drafter,
+    verify=method.verify,
   )
 
 

@@ -22,7 +22,6 @@ from experiments.tasks import source as source_lib
 from experiments.timing import roofline as roofline_lib
 from specsample import cost
 from specsample import drafters
-from specsample.loop import step
 
 # The fields that need the time of each prompt, and of each category.
 _OF_PROMPTS = ('mean_speedup', 'mean_speedup_ci95')
@@ -336,8 +335,8 @@ class Table:
 
     least: dict[str, list[float]] = {}
     for name, generations in self.generations.items():
-      drafter = self.evaluation.methods[name].drafter
-      widths = step.widths(target.model, drafter)
+      method = self.evaluation.methods[name]
+      widths = self.evaluation.setup(method).decoder.widths
       least[name] = []
       for runs in round_parts.batches(generations):
         ratio = of_batch(runs, widths)

@@ -17,7 +17,6 @@ from experiments.decoding import setup as setup_lib
 import specsample
 from specsample import cost
 from specsample.choosing import loops as loops_lib
-from specsample.loop import step
 from specsample.types import DecodeState, DraftKind
 
 _PLAIN = methods.Method(specsample.drafters.NoDraft())
@@ -71,12 +70,10 @@ def times(
   plain = dataclasses.replace(setup, method=_PLAIN)
   verify = setup.method.verify
   draft_and_score, score = _loops(setup)
-  to_judge = functools.partial(
-    loops_lib.to_judge, setup.params, **setup.components
-  )
+  to_judge = functools.partial(loops_lib.to_judge, setup.decoder, setup.params)
   judge = functools.partial(loops_lib.judged_rounds, verify=verify)
   num_judged = _MORE * rounds
-  widths = step.widths(setup.target.model, setup.method.drafter)
+  widths = setup.decoder.widths
 
   def turn():
     """Calls everything once; returns times and rounds by name, and a state."""
@@ -226,6 +223,6 @@ def _loops(setup):
   """Returns loops of drafting and target passes, and of target passes alone."""
   loops = loops_lib.drafted_rounds, loops_lib.target_rounds
   draft_and_score, score = (
-    functools.partial(loop, setup.params, **setup.components) for loop in loops
+    functools.partial(loop, setup.decoder, setup.params) for loop in loops
   )
   return draft_and_score, score

@@ -71,6 +71,11 @@ class CompileTpu:
     checks.field(self, 'weights', is_known, "'int8' or None")
     mesh_lib.check_rules('CompileTpu.rules', self.rules)
 
+  @property
+  def decoder(self) -> specsample.Decoder:
+    """What the loop is compiled for."""
+    return specsample.Decoder(self.model, self.drafter, self.verify)
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Target:
@@ -122,18 +127,15 @@ def on(
   rows = -(-config.batch_size // num_parts) * num_parts
   params = {'target': config.model.abstract_params()}
   request = request_lib.check(
+    config.decoder,
     params | _abstract_shadow(config, params['target']),
     np.zeros((rows, config.prompt_length), np.int32),
     np.full((rows,), config.prompt_length, np.int32),
     jax.random.key(0),
-    None,
-    model=config.model,
-    drafter=config.drafter,
     sampling=config.sampling,
     max_new_tokens=config.max_length,
     max_length=config.max_length,
     log_probs=not isinstance(config.verify, specsample.verify.Certified),
-    verify=config.verify,
   )
   return Target(topology=topology, chip=chip, mesh=mesh, request=request)
 
@@ -159,29 +161,20 @@ def run(
     step(f'{target.topology}: prefill')
     axes = request_lib.axes(target.request)
     request = _structs(target.request, sharding.of_tree(axes))
-    decode.check_rule(
-      params,
-      request,
-      model=config.model,
-      drafter=config.drafter,
-      verify=config.verify,
-    )
-    lowered = decode._prefill.lower(
-      params, request, model=config.model, drafter=config.drafter
-    )
+    decode.check_rule(config.decoder, params, request)
+    lowered = decode._prefill.lower(config.decoder, params, request)
     prefill = _compile(lowered, (params, request), target.chip)
     if isinstance(prefill, _TooLarge):
       return prefill.compiled(target, config, elapsed()), None
     step(f'{target.topology}: decoding loop')
     state = _structs(lowered.out_info, prefill.output_shardings)
     lowered = decode._advance.lower(
+      config.decoder,
       params,
       state,
-      model=config.model,
-      drafter=config.drafter,
-      verify=config.verify,
-      stop=stopping.Stop().conditions(config.model.vocab_size),
-      max_rounds=jax.ShapeDtypeStruct((), jnp.int32),
+      stopping.Stop().conditions(config.model.vocab_size),
+      jax.ShapeDtypeStruct((), jnp.int32),
+      None,
     )
     loop = _compile(lowered, (params, state), target.chip)
     if isinstance(loop, _TooLarge):

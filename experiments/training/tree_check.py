@@ -132,7 +132,7 @@ def _decode(setup, prompts, topology) -> np.ndarray:
   state = setup.prefill(prompts)
   total, is_over = np.zeros((), int), False
   while not is_over:
-    found, state = _round(setup.params, state, stop=stop, **setup.components)
+    found, state = _round(setup.decoder, setup.params, state, stop)
     *rows, is_done = jax.device_get(found)
     for drafted, path, num_kept, num_emitted in zip(*rows, strict=True):
       kept = path[:num_kept].tolist()
@@ -141,13 +141,9 @@ def _decode(setup, prompts, topology) -> np.ndarray:
   return total
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=('model', 'drafter', 'verify'),
-  donate_argnames=('state',),
-)
-def _round(params, state, **components):
-  observed, state = step.step(params, state, **components)
+@functools.partial(jax.jit, static_argnames='decoder', donate_argnames='state')
+def _round(decoder, params, state, stop):
+  observed, state = step.step(decoder, params, state, stop)
   verdict = observed.verdict
   found = (
     observed.draft.tokens,

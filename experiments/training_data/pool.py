@@ -18,6 +18,7 @@ from specsample import drafters
 from specsample import sharding
 from specsample import types
 from specsample.loop import refill
+from specsample.loop.decoder import Decoder
 from specsample.models import cache as cache_lib
 from specsample.types import Array
 
@@ -121,9 +122,11 @@ class Pool:
       return [self._request(job) for job in group]
 
     batch = refill.Batch(
-      model=self.target.model,
-      drafter=Recorder(dim=self.target.model.dim),
-      verify=specsample.verify.chain,
+      decoder=Decoder(
+        self.target.model,
+        Recorder(dim=self.target.model.dim),
+        specsample.verify.chain,
+      ),
       stop=self.stop,
       batch_size=self.batch_size,
       max_length=self.max_length,

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 
 from specsample import drafts
 from specsample import sharding
-from specsample import verify as verify_lib
 from specsample.loop import certified
+from specsample.loop import judging
+from specsample.loop import passes as passes_lib
 from specsample.loop import step
 from specsample.types import Array, Draft, DraftKind
 
@@ -74,12 +75,10 @@ def passes(params, length, *, model, rows, num_tokens, max_length, times):
   return jax.lax.fori_loop(0, times, body, (inputs, cache))[0]
 
 
-@functools.partial(jax.jit, static_argnames=('model', 'drafter'))
-def drafted_alone(params, state, *, model, drafter, times):
+@functools.partial(jax.jit, static_argnames='decoder')
+def drafted_alone(decoder, params, state, times):
   def body(_, state):
-    draft, own = step.propose(
-      params, state, model=model, drafter=drafter, verify=verify_lib.chain
-    )
+    draft, own = step.propose(decoder, params, state)
     # Never true, but makes the next draft depend on this one.
     moved = jnp.any(draft.tokens < -1, axis=-1)
     return dataclasses.replace(
@@ -115,18 +114,13 @@ def num_by_drafts(state):
   return sharding.replicate(jnp.sum(state.proposed, axis=0))
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=('model', 'drafter', 'verify'),
-  donate_argnames=('state',),
-)
-def drafted_rounds(params, state, *, model, drafter, verify, rounds):
+@functools.partial(jax.jit, static_argnames='decoder', donate_argnames='state')
+def drafted_rounds(decoder, params, state, rounds):
   """Drafts and runs the target; returns the state and the last draft.
 
   The draft is without probabilities and signals (see `_shape`).
   """
-  components = {'model': model, 'drafter': drafter, 'verify': verify}
-  abstract = step.abstract_draft(params, state, **components)
+  abstract = step.abstract_draft(decoder, params, state)
   rows = lambda x: sharding.zeros(x.shape, x.dtype, 'batch', None)
   nothing = jax.tree.map(rows, _shape(abstract))
   path = _root(state, abstract)
@@ -139,8 +133,8 @@ def drafted_rounds(params, state, *, model, drafter, verify, rounds):
     now = dataclasses.replace(
       state, length=length, cache=cache, draft=draft_state
     )
-    draft, draft_state = step.propose(params, now, **components)
-    cache, moved = _scored(params, now, draft, path, **components)
+    draft, draft_state = step.propose(decoder, params, now)
+    cache, moved = _scored(decoder, params, now, draft, path)
     # The next round must also wait for the distributions of this draft.
     if draft.probs is not None:
       moved |= jnp.any(draft.probs < 0, axis=(1, 2))
@@ -162,20 +156,15 @@ def _shape(draft: Draft) -> Draft:
   )
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=('model', 'drafter', 'verify'),
-  donate_argnames=('state',),
-)
-def target_rounds(params, state, draft, *, model, drafter, verify, rounds):
+@functools.partial(jax.jit, static_argnames='decoder', donate_argnames='state')
+def target_rounds(decoder, params, state, draft, rounds):
   """Runs passes of the target over a draft; returns the state."""
-  components = {'model': model, 'drafter': drafter, 'verify': verify}
   path = _root(state, draft)
 
   def body(_, carry):
     length, cache = carry
     now = dataclasses.replace(state, length=length, cache=cache)
-    cache, moved = _scored(params, now, draft, path, **components)
+    cache, moved = _scored(decoder, params, now, draft, path)
     return length + moved, cache
 
   length, cache = jax.lax.fori_loop(
@@ -192,46 +181,41 @@ def _root(state, draft) -> Array | None:
   return sharding.zeros((batch, draft.depth + 1), jnp.int32, 'batch', None)
 
 
-def _scored(params, now, draft, path, *, model, drafter, verify):
+def _scored(decoder, params, now, draft, path):
   """Returns the cache after a pass, and flags [B] that the next one waits for.
 
   The flags are never true, but that is known only once all logits are computed,
   or the choices of a rule that needs no more. This also matters for a pass
   without drafts, whose unembedding would be left out if nothing depended on it.
   """
-  output, cache = step.score(
-    params, now, draft, path, model=model, drafter=drafter
-  )
-  if certified.is_by_choice(verify):
-    chosen = certified.choose(
-      params, now, draft, output.hidden, model=model, verify=verify
-    )
-    moved = jnp.any(chosen.tokens < 0, axis=1)
+  output, cache = passes_lib.score(decoder, params, now, draft, path)
+  if certified.is_by_choice(decoder.verify):
+    tokens, *_ = certified.choose(decoder, params, now, draft, output.hidden)
+    moved = jnp.any(tokens < 0, axis=1)
   else:
     moved = jnp.any(output.logits == jnp.inf, axis=(1, 2))
   # No token is kept.
-  return step.commit(cache, now.length - 1, 0, path, model=model), moved
+  return passes_lib.commit(decoder, cache, now.length - 1, 0, path), moved
 
 
-@functools.partial(
-  jax.jit, static_argnames=('width', 'model', 'drafter', 'verify')
-)
-def to_judge(params, state, draft, *, width, model, drafter, verify):
+@functools.partial(jax.jit, static_argnames=('decoder', 'width'))
+def to_judge(decoder, params, state, draft, *, width):
   """Returns what a rule decides over: a draft and uniform distributions.
 
   As after a pass over `width` drafts, a chain is cut to `width` tokens; a tree
   has all its nodes.
   """
-  abstract = step.abstract_draft(
-    params, state, model=model, drafter=drafter, verify=verify
-  )
+  vocab_size = decoder.model.vocab_size
+  abstract = step.abstract_draft(decoder, params, state)
   batch, num_drafts = draft.tokens.shape
   probs = sharding.zeros(
-    (batch, num_drafts + 1, model.vocab_size),
+    (batch, num_drafts + 1, vocab_size),
     jnp.float32,
-    *('batch', None, sharding.Axis('vocab', model.vocab_size)),
+    'batch',
+    None,
+    sharding.Axis('vocab', vocab_size),
   )
-  probs += 1 / model.vocab_size
+  probs += 1 / vocab_size
   own = None if abstract.probs is None else probs[:, 1:]
   draft = dataclasses.replace(draft, probs=own, kind=abstract.kind)
   if draft.parents is None:
@@ -250,7 +234,7 @@ def judged_rounds(state, draft, target_probs, *, verify, rounds):
     )
     length, round_ = carry
     now = dataclasses.replace(state, length=length, round=round_)
-    verdict = step.judge(now, drafted, probs, verify)
+    verdict = judging.judge(now, drafted, probs, verify)
     # Never true, as in `_scored`.
     moved = (verdict.num_accepted < 0) | (verdict.next_token < 0)
     if verdict.path is not None:

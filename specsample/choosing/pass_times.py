@@ -8,9 +8,11 @@ import numpy as np
 
 from specsample import sampling as sampling_lib
 from specsample import sharding
+from specsample import verify
 from specsample.choosing import loops
 from specsample.loop import initial
 from specsample.loop import request
+from specsample.loop.decoder import Decoder
 from specsample.types import Drafter, Model, Params
 
 
@@ -87,21 +89,19 @@ def drafting(
     The seconds per draft, [repeats].
   """
   prompts = np.ones((batch, length), np.int32)
+  # The rule only decides whether draws are coupled.
+  decoder = Decoder(model, drafter, verify.chain)
   checked = request.check(
-    params=params,
-    prompts=prompts,
-    lengths=np.full(batch, length),
-    key=jax.random.key(0),
-    request_ids=None,
-    model=model,
-    drafter=drafter,
+    decoder,
+    params,
+    prompts,
+    np.full(batch, length),
+    jax.random.key(0),
     sampling=sampling_lib.Sampling(),
     max_new_tokens=1 + drafter.num_draft_tokens,
     max_length=None,
   )
-  state = initial.state(params, checked, model=model, drafter=drafter)
-  draft = lambda count: loops.drafted_alone(
-    params, state, model=model, drafter=drafter, times=count
-  )
+  state = initial.state(decoder, params, checked)
+  draft = lambda count: loops.drafted_alone(decoder, params, state, count)
   found = loops.in_turns({'draft': lambda: draft}, count=times, repeats=repeats)
   return found['draft']

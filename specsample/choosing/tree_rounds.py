@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from specsample import verify
 from specsample.choosing import loops
 from specsample.drafters import adaptive
 from specsample.loop import decode
+from specsample.loop.decoder import Decoder
 from specsample.policies import policy
 from specsample.types import Array, Drafter, Model, Params
 
@@ -86,27 +86,23 @@ def seconds(
   sized = adaptive.Adaptive(
     drafter=drafter, policies=(_OfSize(),), widths=ladder
   )
-  components: dict[str, Any] = {
-    'model': model,
-    'drafter': sized,
-    'verify': verify.tree,
-  }
+  decoder = Decoder(model, sized, verify.tree)
   size = lambda drafted, n: _Size(is_drafted=drafted, num_nodes=n)
   sizes = {'plain': size(False, 0)} | {str(n): size(True, n) for n in ladder}
   start = decode.prefill(
+    decoder,
     params,
     np.ones((batch, length), np.int32),
     np.full(batch, length),
     jax.random.key(0),
     max_new_tokens=1 + rounds * (drafter.depth + 1),
     sampling=sampling_lib.Sampling(temperature=0.0),
-    **components,
   )
 
   def of_size(size):
     state = jax.block_until_ready(_sized(start, size))
     return lambda count: decode.advance(
-      params, state, max_rounds=np.int32(count), **components
+      decoder, params, state, max_rounds=np.int32(count)
     )
 
   return loops.in_turns(

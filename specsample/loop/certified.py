@@ -6,6 +6,7 @@ with the largest bounds are scored exactly. If a token beyond them might score
 more, some more are scored, and in the end the whole vocabulary.
 """
 
+import dataclasses
 import functools
 from typing import Any, TypeGuard
 
@@ -17,16 +18,18 @@ from specsample import drafts
 from specsample import indexing
 from specsample import sampling as sampling_lib
 from specsample import streams
-from specsample import types
 from specsample.loop import emission as emission_lib
+from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.types import (
   Array,
   ByChoice,
+  Choices,
   DecodeState,
   Draft,
-  Drafter,
+  ModelOutput,
   Params,
+  Verifier,
 )
 
 _MADE = (
@@ -35,47 +38,32 @@ _MADE = (
 )
 
 
-@types.pytree
-class Chosen:
-  """What the target chooses after each of n nodes of a draft."""
-
-  tokens: Array  # [B, n] int32
-  valid: Array  # [B, n] bool, whether there is a distribution
-  scored: Array  # [B, n] int32, how many tokens were scored exactly
-  # [B, n] int32, how many of these scored no less than the chosen one, as far
-  # as rounding allows to tell, apart from itself.
-  ties: Array
-
-
-def is_by_choice(verify: Any) -> TypeGuard[ByChoice]:
+def is_by_choice(verify: Verifier) -> TypeGuard[ByChoice]:
   """Returns whether a rule is a `types.ByChoice`."""
   return hasattr(verify, 'of_choices')
 
 
 def check(
-  verify: Any,
-  params: Params,
-  *,
-  model: Any,
-  drafter: Drafter,
-  sampling: Sampling,
-  log_probs: bool,
+  decoder: Decoder, params: Params, sampling: Sampling, log_probs: bool
 ) -> None:
   """Checks the arguments of `decode.generate` if the rule is by choice."""
-  if not is_by_choice(verify):
+  if not is_by_choice(decoder.verify):
     return
+  model: Any = decoder.model
   if log_probs:
     raise ValueError(
       'log_probs is True, but verify.Certified does not compute all logits, '
       'which log-probabilities need: give log_probs=False, or another rule'
     )
   checks.has(
-    *('model', model, ('bounds', 'unembed_at', 'is_shadow')),
+    'model',
+    model,
+    ('bounds', 'unembed_at', 'is_shadow'),
     'verify.Certified needs a types.Certifiable, such as models.Transformer',
   )
-  if drafter.reads_logits:
+  if decoder.drafter.reads_logits:
     raise ValueError(
-      f"{type(drafter).__name__} reads the target's logits, which "
+      f"{type(decoder.drafter).__name__} reads the target's logits, which "
       'verify.Certified does not compute: choose another rule'
     )
   if 'shadow' not in params:
@@ -86,12 +74,14 @@ def check(
   )
   if is_known and not model.is_shadow(params['shadow'], params['target']):
     raise ValueError(f"params['shadow'] is of other weights: {_MADE}")
-  check_sampling(verify, sampling)
+  check_sampling(decoder, sampling)
 
 
-def check_sampling(verify: ByChoice, sampling: Sampling) -> None:
-  """Raises ValueError for settings with which a rule cannot choose."""
-  if verify.positional:
+def check_sampling(decoder: Decoder, sampling: Sampling) -> None:
+  """Raises ValueError for settings with which the rule cannot choose."""
+  if not is_by_choice(decoder.verify):
+    return
+  if decoder.verify.positional:
     given = [
       name
       for name in ('top_k', 'top_p', 'min_p')
@@ -116,25 +106,50 @@ def check_sampling(verify: ByChoice, sampling: Sampling) -> None:
     )
 
 
+def judged(
+  decoder: Decoder,
+  params: Params,
+  state: DecodeState,
+  draft: Draft,
+  output: ModelOutput,
+) -> tuple[ModelOutput, tuple]:
+  """Returns the output without logits, and what `judging` finds from them.
+
+  These are one-hot distributions [B, n, V], where there are some, the verdict
+  and the records.
+  """
+  tokens, valid, choices = choose(decoder, params, state, draft, output.hidden)
+  probs = tokens[..., None] == indexing.vocab_ids(decoder.model.vocab_size)
+  probs = jnp.where(valid[..., None], probs.astype(jnp.float32), 0)
+  draft = drafts.follow_valid(draft, valid)
+  verdict = jax.vmap(decoder.verify.of_choices)(draft, tokens)  # type: ignore
+  output = dataclasses.replace(output, logits=output.hidden[..., :0])
+  return output, (probs, valid, verdict, {'choices': choices})
+
+
 def choose(
+  decoder: Decoder,
   params: Params,
   state: DecodeState,
   draft: Draft,
   hidden: Array,
-  *,
-  model: Any,  # a Certifiable
-  verify: ByChoice,
-) -> Chosen:
+) -> tuple[Array, Array, Choices]:
   """Returns the target's choice after each node that a pass has read.
 
   Args:
+    decoder: with a `Certifiable` model and a rule by choice.
     params: with 'target' and 'shadow'.
     state: before the round.
     draft: that the pass covers.
     hidden: [B, n, D], the output of the pass, for the pending token and n - 1
       nodes.
-    model, verify: as in `decode.generate`.
+
+  Returns:
+    The tokens [B, n] int32, whether there is a distribution [B, n] bool, and
+    how the tokens were found.
   """
+  model: Any = decoder.model
+  verify: Any = decoder.verify
   vocab_size = model.vocab_size
   sampling = emission_lib.settings(state)
   of_nodes = jax.vmap(
@@ -160,13 +175,11 @@ def choose(
     tokens = jnp.min(jnp.where(is_best, ids, vocab_size - 1), axis=-1)
     tokens = tokens.astype(jnp.int32)
     largest = jnp.max(_adjusted(sampling, terms, logits), axis=-1)
-    chosen = Chosen(
-      tokens=tokens,
-      valid=jnp.isfinite(largest),
+    choices = Choices(
       scored=jnp.full_like(tokens, ids.shape[-1]),
       ties=jnp.sum(scores >= least, axis=-1, dtype=jnp.int32) - 1,
     )
-    return chosen, least[..., 0]
+    return (tokens, jnp.isfinite(largest), choices), least[..., 0]
 
   def of_all():
     logits = model.unembed(target, hidden)

@@ -16,6 +16,7 @@ from specsample import sharding
 from specsample.loop import refill
 from specsample.loop import request as request_lib
 from specsample.loop import stopping
+from specsample.loop.decoder import Decoder
 from specsample.loop.stopping import Stop
 from specsample.memory import history as history_lib
 from specsample.sampling import Sampling
@@ -89,6 +90,7 @@ def generate_all(
       'generate_all runs on the host, outside of jax.jit and the like: call '
       'generate there'
     )
+  decoder = Decoder(model, drafter, verify)
   stopping.check(stop, model)
   todo = jobs(prompts, request_ids, sampling, max_new_tokens, model)
   if not todo:
@@ -101,9 +103,7 @@ def generate_all(
   if group_size is None:
     group_size = default_group_size(batch_size)
   batch = refill.Batch(
-    model=model,
-    drafter=drafter,
-    verify=verify,
+    decoder=decoder,
     stop=stop,
     batch_size=batch_size,
     max_length=longest,
@@ -129,12 +129,12 @@ def finished(
     ValueError: an argument does not fit. Nothing has been compiled yet.
   """
   if history is not None:
-    params = _with_history(params, batch.drafter, history)
-    if history.vocab_size != batch.model.vocab_size:
+    params = _with_history(params, batch.decoder.drafter, history)
+    if history.vocab_size != batch.decoder.model.vocab_size:
       raise ValueError(
         f'the history is for {history.vocab_size:,} tokens, but the target has '
-        f'{batch.model.vocab_size:,}: give History(vocab_size='
-        f'{batch.model.vocab_size})'
+        f'{batch.decoder.model.vocab_size:,}: give History(vocab_size='
+        f'{batch.decoder.model.vocab_size})'
       )
   batch.check(params, key, todo)
   waiting = iter(todo)
@@ -142,7 +142,7 @@ def finished(
   if history is None:
     return batch.run(params, key, take)
   # A coupled row emits the same tokens whatever is drafted.
-  if not batch.verify.positional:
+  if not batch.decoder.verify.positional:
     is_drawn = lambda job: job.sampling.temperature > 0
     history.claim(key, [job.request_id for job in filter(is_drawn, todo)])
 
@@ -151,7 +151,7 @@ def finished(
     text = [*done.job.prompt, *done.output.tokens[0, :length]]
     if not history.add(text):
       return params
-    return _with_history(params, batch.drafter, history)
+    return _with_history(params, batch.decoder.drafter, history)
 
   return batch.run(params, key, take, learn=learn)
 
@@ -198,7 +198,9 @@ def jobs(
 
 def _with_history(params, drafter, history) -> Params:
   checks.instance(
-    *('history', history, history_lib.History),
+    'history',
+    history,
+    history_lib.History,
     'give History(vocab_size=...), or leave it out',
   )
   return drafter.with_store(params, 'history', history.store)

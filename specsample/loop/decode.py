@@ -19,11 +19,12 @@ import numpy as np
 
 from specsample import checks
 from specsample import sharding
-from specsample.loop import certified
 from specsample.loop import initial
+from specsample.loop import judging
 from specsample.loop import request as request_lib
 from specsample.loop import step
 from specsample.loop import stopping
+from specsample.loop.decoder import Decoder
 from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
 from specsample.types import (
@@ -101,38 +102,30 @@ def generate(
   Raises:
     ValueError: an argument is out of range; nothing has been compiled yet.
   """
-  stopping.check(stop, model)
-  checks.verifier(verify)
+  decoder = Decoder(model, drafter, verify)
+  conditions = stopping.placed(stop, model)
   state = prefill(
+    decoder,
     params,
     prompts,
     lengths,
     key,
     request_ids=request_ids,
-    model=model,
-    drafter=drafter,
     sampling=sampling,
     max_new_tokens=max_new_tokens,
     max_length=max_length,
-    verify=verify,
     log_probs=log_probs,
   )
   run = _advance_and_keep if sharding.is_traced() else _advance
-  state = run(
-    params,
+  # Upper bound: every round emits at least one token. The transfer to the
+  # device is explicit, like the request's.
+  most = jax.device_put(np.int32(state.tokens.shape[1]))
+  state = run(decoder, params, state, conditions, most, None)
+  return finish(
     state,
-    model=model,
-    drafter=drafter,
-    verify=verify,
-    stop=stopping.placed(stop, model),
-    # Upper bound: every round emits at least one token. The transfer to the
-    # device is explicit, like the request's.
-    max_rounds=jax.device_put(np.int32(state.tokens.shape[1])),
-    max_finished=None,  # as `advance` gives it, for the same program
+    max_new_tokens=most_new_tokens(state, max_new_tokens),
+    batch_size=np.shape(prompts)[0],
   )
-  batch = np.shape(prompts)[0]
-  most = most_new_tokens(state, max_new_tokens)
-  return finish(state, max_new_tokens=most, batch_size=batch)
 
 
 def most_new_tokens(state: DecodeState, max_new_tokens: ArrayLike | int) -> int:
@@ -146,19 +139,17 @@ def most_new_tokens(state: DecodeState, max_new_tokens: ArrayLike | int) -> int:
 
 
 def prefill(
+  decoder: Decoder,
   params: Params,
   prompts: ArrayLike,
   lengths: ArrayLike,
   key: Array,
   *,
   request_ids: ArrayLike | None = None,
-  model: Model,
-  drafter: Drafter,
   sampling: Sampling,
   max_new_tokens: ArrayLike | int,
   max_length: int | None = None,
   slots: int | None = None,
-  verify: Verifier | None = None,
   log_probs: bool = True,
 ) -> DecodeState:
   """Prefills the prompts chunk by chunk; takes the arguments of `generate`.
@@ -171,77 +162,50 @@ def prefill(
   prompts in whole chunks, and the caller must enlarge them before a row fills
   them, as `refill` does.
 
-  `verify` is only checked, not run: a rule that `advance` would refuse is
-  refused here, before anything is compiled. None skips the check, but
-  `Certified` must be given.
+  Raises:
+    ValueError: as in `generate`; nothing has been compiled yet.
   """
   request = request_lib.check(
+    decoder,
     params,
     prompts,
     lengths,
     key,
-    request_ids,
-    model=model,
-    drafter=drafter,
+    request_ids=request_ids,
     sampling=sampling,
     max_new_tokens=max_new_tokens,
     max_length=max_length,
     slots=slots,
     log_probs=log_probs,
-    verify=verify,
   )
-  if verify is not None:
-    check_rule(params, request, model=model, drafter=drafter, verify=verify)
-  return _prefill(params, request, model=model, drafter=drafter)
+  check_rule(decoder, params, request)
+  return _prefill(decoder, params, request)
 
 
 def check_rule(
-  params: Params,
-  request: request_lib.Request,
-  *,
-  model: Model,
-  drafter: Drafter,
-  verify: Verifier,
+  decoder: Decoder, params: Params, request: request_lib.Request
 ) -> None:
   """Raises ValueError if the rule cannot verify the drafter's drafts.
 
   Only a draft itself says which kind and form it has, so this traces a draft
-  and its verdict, once for each model, drafter, rule and shapes of parameters.
-  Nothing is compiled.
-
-  Args:
-    params, model, drafter, verify: as in `generate`.
-    request: from `request.check`.
-
-  Raises:
-    ValueError: the rule does not take such drafts. The message names the
-      drafter and the rule, and the kind or the form that does not fit. It is
-      also raised if the rule declares its draft kinds by their old name, or
-      if the draft model's parameters do not have the model's shapes.
+  and its verdict, once for each decoder and shapes of parameters. Nothing is
+  compiled. The message names the drafter and the rule, and the kind or the form
+  that does not fit.
   """
-  checks.verifier(verify)
   leaves, structure = jax.tree.flatten(params)
-  shapes = tuple(map(np.shape, leaves))
-  fitting = model, drafter, verify, structure, shapes
+  fitting = decoder, structure, tuple(map(np.shape, leaves))
   if fitting in _FITTING:
     return
-  jax.eval_shape(
-    functools.partial(
-      _first_verdict, model=model, drafter=drafter, verify=verify
-    ),
-    params,
-    request,
-  )
+  first_verdict = functools.partial(_first_verdict, decoder)
+  jax.eval_shape(first_verdict, params, request)
   _FITTING.add(fitting)
 
 
 def advance(
+  decoder: Decoder,
   params: Params,
   state: DecodeState,
   *,
-  model: Model,
-  drafter: Drafter,
-  verify: Verifier,
   stop: Stop = Stop(),
   max_rounds: ArrayLike | np.integer | int | None = None,
   max_finished: ArrayLike | np.integer | int | None = None,
@@ -249,11 +213,10 @@ def advance(
   """Runs rounds until every row is done, at most `max_rounds` of them.
 
   Args:
-    params: as in `generate`.
+    decoder, params: as in `prefill`.
     state: from `prefill` or `advance`. Its buffers are donated: use the
       returned state.
-    model, drafter: as in `prefill`.
-    verify, stop: as in `generate`.
+    stop: as in `generate`.
     max_rounds: int32; may differ between calls without recompilation. None for
       no limit.
     max_finished: int32; returns as soon as this many more rows are done, so
@@ -264,28 +227,14 @@ def advance(
       of the drafter given to `prefill`, which sized the state; a stop token is
       outside the vocabulary; or another argument does not fit.
   """
-  return _advance(
-    params,
-    state,
-    model=model,
-    drafter=drafter,
-    verify=verify,
-    stop=stopping.placed(stop, model),
-    max_rounds=max_rounds,
-    max_finished=max_finished,
-  )
+  conditions = stopping.placed(stop, decoder.model)
+  return _advance(decoder, params, state, conditions, max_rounds, max_finished)
 
 
-_STATIC = ('model', 'drafter', 'verify')
-
-
-@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=('state',))
-def _advance(
-  params, state, *, model, drafter, verify, stop, max_rounds, max_finished=None
-):
-  checks.verifier(verify)
-  _check_state(state)
-  request_lib.check_params(params, model, drafter)
+@functools.partial(jax.jit, static_argnames='decoder', donate_argnames='state')
+def _advance(decoder, params, state, stop, max_rounds, max_finished):
+  request_lib.check_state(decoder, state)
+  request_lib.check_params(decoder, params)
   if max_rounds is None:
     max_rounds = np.iinfo(np.int32).max
   for name, value in (
@@ -295,15 +244,6 @@ def _advance(
     remedy = 'give one integer'
     if np.ndim(checks.integers(name, value, remedy)):
       raise ValueError(f'{name} has shape {np.shape(value)}: {remedy}')
-  request_lib.check_made_for(state, drafter)
-  if certified.is_by_choice(verify) and state.scored is None:
-    raise ValueError(
-      f'verify is {type(verify).__name__}, but the state was made without it, '
-      'so what it needs was not checked: prefill with the same verify'
-    )
-  one_round = functools.partial(
-    step.step, params, model=model, drafter=drafter, verify=verify, stop=stop
-  )
 
   enough: Array | int = state.done.size
   if max_finished is not None:
@@ -315,7 +255,7 @@ def _advance(
 
   def next_round(carry):
     state, rounds = carry
-    return one_round(state)[1], rounds + 1
+    return step.step(decoder, params, state, stop)[1], rounds + 1
 
   state, _ = jax.lax.while_loop(
     cond, next_round, (state, jnp.zeros((), jnp.int32))
@@ -325,7 +265,7 @@ def _advance(
 
 # Under `jax.grad` two leaves of a state may be one buffer, which cannot be
 # donated twice.
-_advance_and_keep = jax.jit(inspect.unwrap(_advance), static_argnames=_STATIC)
+_advance_and_keep = jax.jit(inspect.unwrap(_advance), static_argnames='decoder')
 
 
 def finish(
@@ -345,7 +285,7 @@ def finish(
   Raises:
     ValueError: an argument does not fit.
   """
-  _check_state(state)
+  request_lib.is_state(state)
   max_new_tokens = checks.count('max_new_tokens', max_new_tokens)
   if batch_size is not None:
     batch_size = checks.count('batch_size', batch_size)
@@ -362,18 +302,13 @@ def _emitted(state: DecodeState, *, room: int) -> Output:
   emitted = offsets < lengths[:, None]
 
   def emissions(buffer):
-    if buffer is None:
-      return None
     values = jnp.take_along_axis(buffer, columns, axis=1, mode='clip')
     return jnp.where(emitted, values, 0)
 
   found = Output(
     tokens=emissions(state.tokens),
     lengths=lengths,
-    log_probs=emissions(state.log_probs),
-    warped_log_probs=emissions(state.warped_log_probs),
-    scored=emissions(state.scored),
-    ties=emissions(state.ties),
+    **jax.tree.map(emissions, state.records),
     origin=emissions(state.origin),
     emit_round=emissions(state.emit_round),
     rounds=state.round,
@@ -395,42 +330,36 @@ def _cut(output: Output, max_new_tokens: int, batch_size: int | None) -> Output:
 
 def first_columns(output: Output, count: int) -> Output:
   """Returns an output whose rows have only their first `count` columns."""
-  names = ('tokens', 'log_probs', 'warped_log_probs', 'scored', 'ties')
-  cut = {
-    name: x[:, :count]
-    for name in (*names, 'origin', 'emit_round')
-    if (x := getattr(output, name)) is not None
-  }
-  return dataclasses.replace(output, **cut)
+  names = 'tokens', 'origin', 'emit_round'
+  records = 'log_probs', 'warped_log_probs', 'choices'
+  cut = lambda name: jax.tree.map(lambda x: x[:, :count], getattr(output, name))
+  return dataclasses.replace(output, **{x: cut(x) for x in names + records})
 
 
-def _check_state(state):
-  checks.instance(
-    *('state', state, DecodeState), 'give what prefill or advance returned'
-  )
-
-
-def _first_verdict(params, request, *, model, drafter, verify):
+def _first_verdict(decoder, params, request):
   """Judges a draft; only traced, to see whether the rule takes such drafts."""
-  state = initial.state(params, request, model=model, drafter=drafter)
-  draft, _ = step.propose(
-    params, state, model=model, drafter=drafter, verify=verify
-  )
+  state = initial.state(decoder, params, request)
+  draft, _ = step.propose(decoder, params, state)
+  vocab_size = decoder.model.vocab_size
   batch, num_drafts = draft.tokens.shape
   target_probs = sharding.zeros(
-    (batch, num_drafts + 1, model.vocab_size),
+    (batch, num_drafts + 1, vocab_size),
     jnp.float32,
-    *('batch', None, sharding.Axis('vocab', model.vocab_size)),
+    'batch',
+    None,
+    sharding.Axis('vocab', vocab_size),
   )
   try:
-    return step.judge(state, draft, target_probs, verify)
+    return judging.judge(state, draft, target_probs, decoder.verify)
   except ValueError as error:
-    raise ValueError(f'drafts of {type(drafter).__name__}: {error}') from error
+    name = type(decoder.drafter).__name__
+    raise ValueError(f'drafts of {name}: {error}') from error
 
 
-@functools.partial(jax.jit, static_argnames=('model', 'drafter'))
-def _prefill(params, request, *, model, drafter):
-  state = initial.state(params, request, model=model, drafter=drafter)
+@functools.partial(jax.jit, static_argnames='decoder')
+def _prefill(decoder, params, request):
+  model, drafter = decoder.model, decoder.drafter
+  state = initial.state(decoder, params, request)
   batch, chunk = request.tokens.shape[0], request.chunk
   # All but the last token, which stays pending.
   fed = request.prompt_length - 1

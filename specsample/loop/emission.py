@@ -1,10 +1,12 @@
-"""The tokens that a round emits in each row, and whether the row stops."""
+"""What a round emits in each row, whether the row stops, and the records."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from specsample import drafts
 from specsample import sampling as sampling_lib
 from specsample import types
 from specsample.loop import stopping
@@ -128,9 +130,40 @@ def append(buffer: Array, values: Array, length: Array, count: Array) -> Array:
   return jax.vmap(write)(buffer, columns, values)
 
 
-def update_counts(
-  counts: TokenCounts | None, emission: Emission
-) -> TokenCounts | None:
+def write(
+  state: DecodeState,
+  draft: Draft,
+  emission: Emission,
+  records: dict[str, Any],
+) -> DecodeState:
+  """Returns the state with what a round emitted, all but the caches."""
+  add = lambda buffer, values: append(
+    buffer, values, state.length, emission.count
+  )
+  rounds = jnp.broadcast_to(state.round[:, None], emission.tokens.shape)
+  return dataclasses.replace(
+    state,
+    length=state.length + emission.count,
+    done=emission.done,
+    stop_reason=emission.stop_reason,
+    round=state.round + ~state.done,
+    tokens=add(state.tokens, emission.tokens),
+    origin=add(state.origin, emission.origin),
+    emit_round=add(state.emit_round, rounds),
+    records=jax.tree.map(add, state.records, records),
+    proposed=_tally(state.proposed, drafts.depth(draft), state.done),
+    accepted=_tally(state.accepted, emission.num_accepted, state.done),
+    sampling=emission.sampling,
+    counts=_counts(state.counts, emission),
+  )
+
+
+def _tally(histogram, index, done):
+  one = jax.nn.one_hot(index, histogram.shape[1], dtype=histogram.dtype)
+  return jnp.where(done[:, None], histogram, histogram + one)
+
+
+def _counts(counts, emission) -> TokenCounts | None:
   """Adds the emitted tokens to the penalty counts; None without penalties."""
   if counts is None:
     return None

@@ -1,32 +1,27 @@
 """The state of a batch before its prompts are prefilled."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from specsample import sharding
 from specsample import streams
+from specsample.loop import certified
 from specsample.loop import request as request_lib
-from specsample.types import (
-  DecodeState,
-  Drafter,
-  Model,
-  Params,
-  TokenCounts,
-)
+from specsample.loop.decoder import Decoder
+from specsample.types import Choices, DecodeState, Params, TokenCounts
 
 
 def state(
-  params: Params,
-  request: request_lib.Request,
-  *,
-  model: Model,
-  drafter: Drafter,
+  decoder: Decoder, params: Params, request: request_lib.Request
 ) -> DecodeState:
   """Returns the state of a request's rows, with empty caches.
 
   Its shapes depend only on the batch size and the slots of the request, so that
   rows of different requests can replace each other.
   """
+  model, drafter = decoder.model, decoder.drafter
   batch, slots = request.tokens.shape
   counts = None
   if request.sampling.penalised:
@@ -48,7 +43,14 @@ def state(
   )
   histogram = table(drafter.depth + 1, jnp.int32)
   # Rings must hold the largest chunk, whatever chunks this request is fed in.
-  max_new = max(request_lib.PREFILL_CHUNK, request_lib.round_tokens(drafter))
+  max_new = max(request_lib.PREFILL_CHUNK, decoder.round_tokens)
+  records: dict[str, Any] = {}
+  if request.log_probs:
+    names = 'log_probs', 'warped_log_probs'
+    records = {name: table(slots, jnp.float32) for name in names}
+  if certified.is_by_choice(decoder.verify):
+    numbers = lambda: table(slots, jnp.int32)
+    records = {'choices': Choices(scored=numbers(), ties=numbers())}
   return DecodeState(
     key=row_keys,
     request_id=request.request_id,
@@ -61,10 +63,7 @@ def state(
     stop_reason=per_row(jnp.int32),
     round=per_row(jnp.int32),
     tokens=request.tokens,
-    log_probs=table(slots, jnp.float32) if request.log_probs else None,
-    warped_log_probs=table(slots, jnp.float32) if request.log_probs else None,
-    scored=table(slots, jnp.int32) if request.certified else None,
-    ties=table(slots, jnp.int32) if request.certified else None,
+    records=records,
     origin=table(slots, jnp.int8),
     emit_round=table(slots, jnp.int32),
     proposed=histogram,

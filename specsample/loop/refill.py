@@ -27,17 +27,15 @@ from specsample.loop import certified
 from specsample.loop import decode
 from specsample.loop import initial
 from specsample.loop import request as request_lib
+from specsample.loop.decoder import Decoder
 from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
 from specsample.types import (
   Array,
   DecodeState,
-  Drafter,
-  Model,
   Output,
   Params,
   StopReason,
-  Verifier,
 )
 
 # Prompts are padded to a multiple of this: those that fit into one prefill pass
@@ -79,9 +77,7 @@ Learn = Callable[[Params, Finished], Params]
 class Batch:
   """Rows that jobs take turns in, for callers that create jobs as they go."""
 
-  model: Model
-  drafter: Drafter
-  verify: Verifier
+  decoder: Decoder
   stop: Stop = Stop()
   batch_size: int
   max_length: int  # of a prompt with its continuation
@@ -118,23 +114,16 @@ class Batch:
     Raises:
       ValueError: an argument does not fit; the message says how to fix it.
     """
-    capacity = min(self.max_length, self.model.max_length)
+    model = self.decoder.model
+    capacity = min(self.max_length, model.max_length)
     for job in jobs:
       with named(job.index):
         row = checks.integers('prompt', job.prompt, 'give token ids')[None]
         lengths = np.asarray([row.size])
-        request_lib.check_prompts(row, lengths, capacity, self.model)
-    decode.check_rule(
-      params,
-      self._request(params, key, jobs[0].sampling),
-      model=self.model,
-      drafter=self.drafter,
-      verify=self.verify,
-    )
-    if certified.is_by_choice(self.verify):
-      for job in jobs:
-        with named(job.index):
-          certified.check_sampling(self.verify, job.sampling)
+        request_lib.check_prompts(row, lengths, capacity, model)
+        certified.check_sampling(self.decoder, job.sampling)
+    request = self._request(params, key, jobs[0].sampling)
+    decode.check_rule(self.decoder, params, request)
 
   def run(
     self,
@@ -159,9 +148,7 @@ class Batch:
         if state is None:
           sizes = self._sizes(params, key, jobs[0].sampling)
           request = self._request(params, key, jobs[0].sampling, sizes.first)
-          state = _empty(
-            params, request, model=self.model, drafter=self.drafter
-          )
+          state = _empty(self.decoder, params, request)
         rows, free = free[: len(jobs)], free[len(jobs) :]
         running |= dict(zip(rows, jobs, strict=True))
         lengths |= {row: len(running[row].prompt) for row in rows}
@@ -180,7 +167,14 @@ class Batch:
           num_rows = len(kept)
           free = [row for row in range(num_rows) if row not in running]
       state = sizes.grown(state, self._after_rounds(max(lengths.values())))
-      state = self._advance(params, state, max(1, self._group - len(free)))
+      state = decode.advance(
+        self.decoder,
+        params,
+        state,
+        stop=self.stop,
+        max_rounds=np.int32(self._most_rounds),
+        max_finished=np.int32(max(1, self._group - len(free))),
+      )
       output = jax.device_get(
         decode.finish(state, max_new_tokens=self.max_new_tokens)
       )
@@ -200,16 +194,19 @@ class Batch:
 
   def _after_rounds(self, length: int) -> int:
     """Returns the slots that a row of `length` may need by the next check."""
-    tokens = request_lib.round_tokens(self.drafter)
-    rounds = self.max_length if self.rounds is None else self.rounds
-    return length + tokens * (rounds + 1)
+    return length + self.decoder.round_tokens * (self._most_rounds + 1)
+
+  @property
+  def _most_rounds(self) -> int:
+    # Every round emits at least one token per running row.
+    return self.max_length if self.rounds is None else self.rounds
 
   def _sizes(self, params, key, sampling) -> '_Sizes':
     last = self._request(params, key, sampling).tokens.shape[1]
     if self.slot_step is None:
       return _Sizes({last: None})  # a state of the only size never grows
     shapes = lambda slots: jax.eval_shape(
-      functools.partial(initial.state, model=self.model, drafter=self.drafter),
+      functools.partial(initial.state, self.decoder),
       params,
       self._request(params, key, sampling, slots),
     )
@@ -237,19 +234,16 @@ class Batch:
   def _request(self, params, key, sampling, slots=None) -> request_lib.Request:
     """Returns a request of placeholder rows, which will be overwritten."""
     return request_lib.check(
+      self.decoder,
       params,
       np.zeros((self.batch_size, 1), np.int32),
       np.ones(self.batch_size, np.int32),
       key,
-      None,
-      model=self.model,
-      drafter=self.drafter,
       sampling=sampling,
       max_new_tokens=1,
       max_length=self.max_length,
       slots=slots,
       log_probs=self.log_probs,
-      verify=self.verify,
     )
 
   def _prefilled(
@@ -272,35 +266,19 @@ class Batch:
       prompt[: len(job.prompt)] = job.prompt
     stack = lambda *values: np.stack(values)
     chunk = min(request_lib.PREFILL_CHUNK, prompts.shape[1])
-    fed = -(-longest // chunk) * chunk + request_lib.round_tokens(self.drafter)
+    fed = -(-longest // chunk) * chunk + self.decoder.round_tokens
     return decode.prefill(
+      self.decoder,
       params,
       prompts,
       np.asarray([len(job.prompt) for job in jobs], np.int32),
       key,
       request_ids=np.asarray([job.request_id for job in jobs], np.int32),
-      model=self.model,
-      drafter=self.drafter,
       sampling=jax.tree.map(stack, *[job.sampling for job in jobs]),
       max_new_tokens=np.asarray([job.max_new_tokens for job in jobs]),
       max_length=self.max_length,
       slots=sizes.holding_doubled(fed),
       log_probs=self.log_probs,
-      verify=self.verify,
-    )
-
-  def _advance(self, params, state, max_finished) -> DecodeState:
-    # Upper bound: every round emits at least one token per running row.
-    rounds = self.max_length if self.rounds is None else self.rounds
-    return decode.advance(
-      params,
-      state,
-      model=self.model,
-      drafter=self.drafter,
-      verify=self.verify,
-      stop=self.stop,
-      max_rounds=np.int32(rounds),
-      max_finished=np.int32(max_finished),
     )
 
 
@@ -397,10 +375,10 @@ def _places(rows: Sequence[int], fresh: DecodeState) -> np.ndarray:
   return places
 
 
-@functools.partial(jax.jit, static_argnames=('model', 'drafter'))
-def _empty(params, request, *, model, drafter) -> DecodeState:
+@functools.partial(jax.jit, static_argnames='decoder')
+def _empty(decoder, params, request) -> DecodeState:
   """Returns a state whose rows are all done."""
-  state = initial.state(params, request, model=model, drafter=drafter)
+  state = initial.state(decoder, params, request)
   return dataclasses.replace(state, done=state.length > 0)
 
 

@@ -15,15 +15,9 @@ from specsample import sampling as sampling_lib
 from specsample import sharding
 from specsample import types
 from specsample.loop import certified
+from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
-from specsample.types import (
-  Array,
-  Drafter,
-  Model,
-  Params,
-  StopReason,
-  Verifier,
-)
+from specsample.types import Array, Model, Params, StopReason
 
 # Limits the attention scores of a prefill: this many tokens against the cache.
 PREFILL_CHUNK = 128
@@ -75,7 +69,6 @@ class Request:
   sampling: Sampling  # leaves [B]; the bias [B, V]
   chunk: int = types.static()  # tokens per prefill pass
   log_probs: bool = types.static()  # whether they are recorded
-  certified: bool = types.static()  # whether the rule is a `types.ByChoice`
 
 
 def axes(request: Request) -> Request:
@@ -85,41 +78,33 @@ def axes(request: Request) -> Request:
 
 
 def check(
+  decoder: Decoder,
   params: Params,
   prompts: Any,
   lengths: Any,
   key: Array,
-  request_ids: Any,
   *,
-  model: Model,
-  drafter: Drafter,
+  request_ids: Any = None,
   sampling: Sampling,
   max_new_tokens: Any,
   max_length: int | None,
   slots: int | None = None,
   log_probs: bool = True,
-  verify: Verifier | None = None,
 ) -> Request:
   """Checks the arguments of `decode.generate` and moves them to the device.
 
   For traced arguments, only shapes and dtypes are checked. `slots` is the size
   of the buffers if they should be smaller than `max_length` needs; see
-  `decode.prefill`. `verify` is checked only for what a rule by choice needs.
+  `decode.prefill`.
   """
+  model = decoder.model
   _check_precision()
-  checks.model(model)
-  _check_drafter(model, drafter)
-  check_params(params, model, drafter)
+  check_params(decoder, params)
   _check_key(key)
-  certified.check(
-    *(verify, params),
-    model=model,
-    drafter=drafter,
-    sampling=sampling,
-    log_probs=log_probs,
-  )
+  certified.check(decoder, params, sampling, log_probs)
   prompts = checks.integers(
-    *('prompts', prompts),
+    'prompts',
+    prompts,
     'give token ids [B, P], int32, in rows of one length (pad_prompts makes '
     'them)',
   )
@@ -143,7 +128,7 @@ def check(
     longest = capacity
   # Room for one round after the last kept token, and for whole chunks.
   chunk_ends = -(-longest // PREFILL_CHUNK) * PREFILL_CHUNK
-  all_slots = max(capacity + round_tokens(drafter), chunk_ends)
+  all_slots = max(capacity + decoder.round_tokens, chunk_ends)
   all_slots = -(-all_slots // _SLOT_MULTIPLE) * _SLOT_MULTIPLE
   slots = (
     all_slots if slots is None else min(checks.count('slots', slots), all_slots)
@@ -175,7 +160,6 @@ def check(
     sampling=sampling_lib.per_row(sampling, batch, model.vocab_size),
     chunk=chunk,
     log_probs=bool(log_probs),
-    certified=certified.is_by_choice(verify),
   )
   return _on_devices(request)
 
@@ -222,28 +206,6 @@ def counts(name: str, value: Any, size: int) -> np.ndarray:
   return np.minimum(given, most).astype(np.int32)
 
 
-def _check_drafter(model, drafter):
-  checks.is_drafter('drafter', drafter)
-  if drafter.num_draft_tokens < 0:
-    raise ValueError(
-      f'num_draft_tokens is {drafter.num_draft_tokens}: draft at least 0 '
-      'tokens per round'
-    )
-  if drafter.num_draft_tokens >= model.max_length:
-    raise ValueError(
-      f'num_draft_tokens is {drafter.num_draft_tokens}, but the model takes '
-      f'{model.max_length} tokens in all: draft fewer tokens per round'
-    )
-  if drafter.vocab_size not in (None, model.vocab_size):
-    raise ValueError(
-      f'the vocabulary of the target has {model.vocab_size} tokens, but that '
-      f'of the drafter has {drafter.vocab_size}: draft with a model of the '
-      'same vocabulary; if one is only padded further, use '
-      'specsample.match_vocabulary(draft, target); if the tokens differ, use '
-      'drafters.TLI'
-    )
-
-
 def _check_precision():
   if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:
     raise ValueError(
@@ -252,7 +214,7 @@ def _check_precision():
     )
 
 
-def check_params(params: Params, model: Model, drafter: Any) -> None:
+def check_params(decoder: Decoder, params: Params) -> None:
   """Raises ValueError unless parameters belong to the model and the drafter.
 
   Those of models and drafters without `abstract_params` are not looked into.
@@ -265,6 +227,8 @@ def check_params(params: Params, model: Model, drafter: Any) -> None:
       f"params {given}: give a dict with the target's parameters under "
       "'target' and those of a drafter under 'drafter'"
     )
+  model: Any = decoder.model
+  drafter: Any = decoder.drafter
   if hasattr(model, 'abstract_params'):
     checks.parameters("params['target']", model, params['target'])
   if hasattr(drafter, 'abstract_params') and 'drafter' in params:
@@ -336,8 +300,10 @@ def check_prompts(
     )
 
 
-def check_made_for(state: types.DecodeState, drafter: Drafter) -> None:
-  """Raises ValueError if a state has room for other numbers of drafts."""
+def check_state(decoder: Decoder, state: types.DecodeState) -> None:
+  """Raises ValueError unless given a state that was made for such a decoder."""
+  is_state(state)
+  drafter, verify = decoder.drafter, decoder.verify
   own = drafter.num_draft_tokens, drafter.depth
   known = state.num_draft_tokens, state.proposed.shape[1] - 1
   if own != known:
@@ -346,12 +312,15 @@ def check_made_for(state: types.DecodeState, drafter: Drafter) -> None:
       f'but the state was made for {known[0]} to a depth of {known[1]}: '
       'prefill with this drafter'
     )
+  if certified.is_by_choice(verify) and 'choices' not in state.records:
+    raise ValueError(
+      f'verify is {type(verify).__name__}, but the state was made without it, '
+      'so what it needs was not checked: prefill with the same verify'
+    )
 
 
-def round_tokens(drafter: Drafter) -> int:
-  """Returns the most tokens that a round writes into a row's buffers.
-
-  They are the pending token and the drafts or, in a tree with fewer nodes than
-  levels, a path of full length, which ends in padding.
-  """
-  return 1 + max(drafter.num_draft_tokens, drafter.depth)
+def is_state(state: Any) -> None:
+  """Raises ValueError unless given a state."""
+  checks.instance(
+    'state', state, types.DecodeState, 'give what prefill or advance returned'
+  )

@@ -21,6 +21,7 @@ from specsample import types
 from specsample.loop import continuous
 from specsample.loop import refill
 from specsample.loop import stopping
+from specsample.loop.decoder import Decoder
 from specsample.loop.stopping import Stop
 from specsample.memory import history as history_lib
 from specsample.sampling import Sampling
@@ -200,8 +201,8 @@ def rollout(
   if sharding.is_traced():
     raise ValueError('rollout runs on the host: call it outside of jax.jit')
   begin = time.perf_counter()
+  decoder = Decoder(model, drafter, verify)
   stopping.check(stop, model)
-  checks.verifier(verify)
   for name, value in (
     ('num_samples', num_samples),
     ('max_prompt_length', max_prompt_length),
@@ -231,9 +232,7 @@ def rollout(
     padded[job.index, : len(job.prompt)] = job.prompt
   batch_size = min(batch_size, len(of_prompts) * num_samples)
   batch = refill.Batch(
-    model=model,
-    drafter=drafter,
-    verify=verify,
+    decoder=decoder,
     stop=stop,
     batch_size=batch_size,
     max_length=max_length,

@@ -15,11 +15,11 @@ from specsample import checks
 from specsample import sharding
 from specsample.loop import emission
 from specsample.loop import request as request_lib
+from specsample.loop.decoder import Decoder
 from specsample.types import (
   Array,
   ArrayLike,
   DecodeState,
-  Drafter,
   Model,
   Params,
   StopReason,
@@ -40,13 +40,12 @@ def room(state: DecodeState, model: Model) -> int:
 
 
 def extend(
+  decoder: Decoder,
   params: Params,
   state: DecodeState,
   tokens: ArrayLike,
   lengths: ArrayLike,
   *,
-  model: Model,
-  drafter: Drafter,
   max_new_tokens: int,
 ) -> DecodeState:
   """Appends a text to each row, which `advance` then continues.
@@ -58,7 +57,7 @@ def extend(
   everything again.
 
   Args:
-    params, model, drafter: as in `decode.prefill`.
+    decoder, params: as in `decode.prefill`.
     state: as returned by `prefill`, `advance` or this function; its rows may be
       done or not. Its buffers are donated: use the returned state.
     tokens: [B, T] int32, the texts.
@@ -69,18 +68,14 @@ def extend(
     ValueError: the drafter cannot sit out a round, the state was made for
       another one, or a text does not fit.
   """
-  checks.model(model)
-  checks.is_drafter('drafter', drafter)
-  checks.instance(
-    *('state', state, DecodeState), 'give what prefill or advance returned'
-  )
+  model, drafter = decoder.model, decoder.drafter
+  request_lib.check_state(decoder, state)
   checks.count('max_new_tokens', max_new_tokens)
   if not drafter.can_pause:
     raise ValueError(
       f'{type(drafter).__name__} cannot sit out a round, so its state cannot '
       'be extended: prefill the whole text, or draft with another drafter'
     )
-  request_lib.check_made_for(state, drafter)
   given = checks.integers('tokens', tokens, 'give token ids [B, T], int32')
   count = checks.integers('lengths', lengths, 'give the lengths [B], int32')
   batch, slots = state.tokens.shape
@@ -116,25 +111,20 @@ def extend(
     {'new': ('batch', None), 'count': ('batch',)},
   )
   return _extend(
+    decoder,
     params,
     state,
     **placed,
     max_new_tokens=np.int32(min(max_new_tokens, most)),
-    model=model,
-    drafter=drafter,
   )
 
 
-@functools.partial(
-  jax.jit, static_argnames=('model', 'drafter'), donate_argnames=('state',)
-)
-def _extend(params, state, new, count, max_new_tokens, *, model, drafter):
+@functools.partial(jax.jit, static_argnames='decoder', donate_argnames='state')
+def _extend(decoder, params, state, new, count, max_new_tokens):
   length = state.length + count
   tokens = emission.append(state.tokens, new, state.length, count)
-  cache, draft = _fed(
-    params, state, tokens, length - 1, model=model, drafter=drafter
-  )
-  most = room(state, model)
+  cache, draft = _fed(decoder, params, state, tokens, length - 1)
+  most = room(state, decoder.model)
   limit = jnp.minimum(length + max_new_tokens, most)
   is_cut = length + max_new_tokens > most
   reason = jnp.where(is_cut, StopReason.CACHE_FULL, StopReason.MAX_NEW_TOKENS)
@@ -154,19 +144,18 @@ def _extend(params, state, new, count, max_new_tokens, *, model, drafter):
 
 
 def _fed(
+  decoder: Decoder,
   params: Params,
   state: DecodeState,
   tokens: Array,
   end: Array,
-  *,
-  model: Model,
-  drafter: Drafter,
 ) -> tuple[Any, Any]:
   """Returns the cache and the drafter's state after the first end [B] tokens.
 
   A drafter with a state sees the text as rounds whose drafts were all kept, as
   if another drafter had made them.
   """
+  model, drafter = decoder.model, decoder.drafter
   has_state = bool(jax.tree.leaves(state.draft))
   width = drafter.depth + 1 if has_state else CHUNK
   last = tokens.shape[1] - 1

@@ -13,6 +13,7 @@ import optax
 
 from specsample import drafters
 from specsample.loop import decode
+from specsample.loop.decoder import Decoder
 from specsample.loop.stopping import Stop
 from specsample.testing import sample as sample_lib
 from specsample.testing import tiny
@@ -22,7 +23,7 @@ from specsample.testing.sample import Sample
 from specsample.training import draft
 from specsample.training import eagle
 from specsample.training import online
-from specsample.types import Array, Drafter, Model, Params, Verifier
+from specsample.types import Array, Params
 
 # Rows per call; each row has its own weights.
 _ROWS = 2048
@@ -58,13 +59,11 @@ def scenes() -> Iterator[tuple[str, online.Learner, Params]]:
 
 
 def draw(
+  decoder: Decoder,
   params: Params,
   groups: tuple[Group, ...],
   key: Array,
   *,
-  model: Model,
-  drafter: Drafter,
-  verify: Verifier,
   learner: online.Learner,
   num_tokens: int,
   num_rows: int,
@@ -73,20 +72,17 @@ def draw(
   """Draws as `sample.draw` does, while each row's drafter learns.
 
   Args:
-    params, groups, key, model, verify, num_tokens, num_rows, stop: as for
-      `sample.draw`.
-    drafter: `learner.drafter`, or a drafter with the same kind of state.
+    decoder: with `learner.drafter`, or a drafter with the same kind of state.
+    params, groups, key, num_tokens, num_rows, stop: as for `sample.draw`.
     learner: how a row's drafter learns.
   """
   size = _ROWS - _ROWS % len(groups)
 
   def run(state):
     output = _rounds(
+      decoder,
       online.init(params, learner),
       jax.tree.map(lambda x: x[:, None], state),
-      model=model,
-      drafter=drafter,
-      verify=verify,
       learner=learner,
       num_tokens=num_tokens,
       stop=stop,
@@ -95,11 +91,10 @@ def draw(
 
   return sample_lib.draw_by(
     run,
+    decoder,
     params,
     groups,
     key,
-    model=model,
-    drafter=drafter,
     num_tokens=num_tokens,
     num_rows=num_rows,
     batch_size=size,
@@ -107,26 +102,18 @@ def draw(
 
 
 @functools.partial(
-  jax.jit,
-  static_argnames=(
-    *('model', 'drafter', 'verify', 'stop'),
-    *('learner', 'num_tokens'),
-  ),
+  jax.jit, static_argnames=('decoder', 'stop', 'learner', 'num_tokens')
 )
-def _rounds(
-  learned, states, *, model, drafter, verify, stop, learner, num_tokens
-):
+def _rounds(decoder, learned, states, *, stop, learner, num_tokens):
   """Returns the output of states [n, 1, ...], batches of one row each."""
 
   def of_row(state):
     def next_update(carry, _):
       state, learned = carry
       state = decode.advance(
+        decoder,
         online.params_of(learned, learner),
         state,
-        model=model,
-        drafter=drafter,
-        verify=verify,
         stop=stop,
         max_rounds=learner.rounds,
       )

@@ -6,6 +6,7 @@ minutes on a CPU. A `HashModel` needs no parameters and is the strictest target.
 
 from collections.abc import Iterable, Iterator
 import dataclasses
+import functools
 import sys
 import time
 from typing import Any
@@ -21,6 +22,7 @@ from specsample.loop import continuous
 from specsample.loop import decode
 from specsample.loop import request as request_lib
 from specsample.loop import step
+from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.testing import cases as cases_lib
 from specsample.testing import enumerate as enumerate_lib
@@ -68,21 +70,20 @@ def assert_draft(
   The arguments are those of `generate`; `verify` determines whether the draws
   are positional.
   """
+  decoder = Decoder(model, drafter, verify)
+  # Leaves room for the whole draft, so that nothing is cut.
+  room = drafter.num_draft_tokens + 1
   state = decode.prefill(
+    decoder,
     params,
     prompts,
     lengths,
     key,
-    model=model,
-    drafter=drafter,
     sampling=sampling,
-    # Leaves room for the whole draft, so that nothing is cut.
-    max_new_tokens=drafter.num_draft_tokens + 1,
+    max_new_tokens=room,
   )
-  propose = lambda params, state: step.propose(
-    params, state, model=model, drafter=drafter, verify=verify
-  )
-  draft, _ = jax.jit(propose)(params, state)
+  propose = jax.jit(functools.partial(step.propose, decoder))
+  draft, _ = propose(params, state)
   problems = list(well_formed.problems(draft))
   assert not problems, f'the draft of {drafter} is invalid: ' + '; '.join(
     problems
@@ -267,12 +268,10 @@ def assert_follows_target(
     num_rows: at least this many samples are drawn in total.
   """
   sample = sample_lib.draw(
+    Decoder(model, drafter, verify),
     params,
     groups,
     key,
-    model=model,
-    drafter=drafter,
-    verify=verify,
     num_tokens=num_tokens,
     num_rows=num_rows,
   )
@@ -408,9 +407,7 @@ def assert_batch_invariant(
     state = dataclasses.replace(
       state, tokens=jnp.where(is_text, state.tokens, junk.astype(np.int32))
     )
-    state = decode.advance(
-      params, state, model=model, drafter=drafter, verify=verify
-    )
+    state = decode.advance(Decoder(model, drafter, verify), params, state)
     return decode.finish(state, max_new_tokens=max_new_tokens)
 
   def refilled(chosen):

@@ -16,6 +16,7 @@ from specsample import streams
 from specsample.drafters import given
 from specsample.loop import certified
 from specsample.loop import decode
+from specsample.loop.decoder import Decoder
 from specsample.models.transformer import Transformer
 from specsample.sampling import Sampling
 from specsample.types import Draft, DraftKind, Params
@@ -147,36 +148,37 @@ def found(
   rng = np.random.default_rng(1)
   prompt = rng.integers(_VOCAB, size=(1, 9)).astype(np.int32)
   drafted = rng.integers(_VOCAB, size=_POSITIONS - 1).astype(np.int32)
+  drafter = given.Given(num_draft_tokens=drafted.size)
+  decoder = Decoder(model, drafter, verify)
   state = decode.prefill(
+    decoder,
     params,
     prompt,
     np.asarray([prompt.size]),
     jax.random.key(3),
-    model=model,
-    drafter=given.Given(num_draft_tokens=drafted.size),
     sampling=sampling,
     max_new_tokens=64,
-    verify=verify,
     log_probs=False,
   )
   draft = Draft(
     tokens=jnp.asarray(drafted)[None], probs=None, kind=DraftKind.POINT_MASS
   )
   hidden = jnp.asarray(scene.hidden, scene.dtype)[None]
-  chosen = _choose(params, state, draft, hidden, model=model, verify=verify)
+  tokens, valid, choices = jax.device_get(
+    _choose(decoder, params, state, draft, hidden)
+  )
   scores, tolerance = _scores(scene, sampling, state, prompt[0], drafted)
-  tokens = np.asarray(chosen.tokens)[0]
-  reached = scores[np.arange(_POSITIONS), tokens]
+  reached = scores[np.arange(_POSITIONS), tokens[0]]
   wrong = scores.max(axis=1) - reached > tolerance
-  numbers, positions = np.unique(chosen.scored, return_counts=True)
+  numbers, positions = np.unique(choices.scored, return_counts=True)
   return Found(
-    wrong=int(np.sum(wrong | ~np.asarray(chosen.valid)[0])),
+    wrong=int(np.sum(wrong | ~valid[0])),
     scored=dict(zip(numbers.tolist(), positions.tolist(), strict=True)),
-    ties=int(np.sum(chosen.ties)),
+    ties=int(np.sum(choices.ties)),
   )
 
 
-_choose = jax.jit(certified.choose, static_argnames=('model', 'verify'))
+_choose = jax.jit(certified.choose, static_argnames='decoder')
 
 
 def _scores(scene, sampling, state, prompt, drafted):

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from specsample.loop import decode
+from specsample.loop.decoder import Decoder
 from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
 from specsample.testing import chi_square
@@ -15,12 +16,10 @@ from specsample.testing import conditional as conditional_lib
 from specsample.types import (
   Array,
   DecodeState,
-  Drafter,
   Model,
   Origin,
   Output,
   Params,
-  Verifier,
 )
 
 # Rows per call: large enough to be fast, small enough to compile fast.
@@ -51,13 +50,11 @@ class Sample:
 
 
 def draw(
+  decoder: Decoder,
   params: Params,
   groups: tuple[Group, ...],
   key: Array,
   *,
-  model: Model,
-  drafter: Drafter,
-  verify: Verifier,
   num_tokens: int,
   num_rows: int,
   stop: Stop = _NO_STOP,
@@ -85,9 +82,9 @@ def draw(
       rows.lengths,
       key,
       request_ids=start + np.arange(size, dtype=np.int32),
-      model=model,
-      drafter=drafter,
-      verify=verify,
+      model=decoder.model,
+      drafter=decoder.drafter,
+      verify=decoder.verify,
       sampling=rows.sampling,
       max_new_tokens=num_tokens,
       stop=stop,
@@ -100,12 +97,11 @@ def draw(
 
 def draw_by(
   run: Callable[[DecodeState], Output],
+  decoder: Decoder,
   params: Params,
   groups: tuple[Group, ...],
   key: Array,
   *,
-  model: Model,
-  drafter: Drafter,
   num_tokens: int,
   num_rows: int,
   batch_size: int,
@@ -114,20 +110,19 @@ def draw_by(
 
   Args:
     run: decodes rows whose prompts have been prefilled.
-    params, groups, key, model, drafter, num_tokens, num_rows: as for `draw`.
+    decoder, params, groups, key, num_tokens, num_rows: as for `draw`.
     batch_size: rows that are decoded at once, a multiple of len(groups).
   """
   rows = requests(groups, batch_size)
 
   def batch(start) -> Output:
     state = decode.prefill(
+      decoder,
       params,
       rows.prompts,
       rows.lengths,
       key,
       request_ids=start + np.arange(batch_size, dtype=np.int32),
-      model=model,
-      drafter=drafter,
       sampling=rows.sampling,
       max_new_tokens=num_tokens,
     )

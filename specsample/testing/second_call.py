@@ -13,6 +13,7 @@ import numpy as np
 
 from specsample import drafters
 from specsample.loop import decode
+from specsample.loop.decoder import Decoder
 from specsample.memory import history as history_lib
 from specsample.memory import store as store_lib
 from specsample.sampling import Sampling
@@ -25,7 +26,7 @@ from specsample.testing import tiny
 from specsample.testing import trained
 from specsample.testing.sample import Group
 from specsample.testing.sample import Sample
-from specsample.types import Array, Drafter, DraftKind, Model, Params, Verifier
+from specsample.types import Array, Drafter, DraftKind, Params
 
 MODEL = tiny.tiny_llama(vocab_size=2)
 SUFFIX = drafters.Suffix(num_draft_tokens=2, min_kept=0.0)
@@ -109,8 +110,7 @@ def draw(
   groups: tuple[Group, ...],
   keys: tuple[Array, Array],
   *,
-  models: tuple[Model, Model],
-  verify: Verifier,
+  decoders: tuple[Decoder, ...],
   num_tokens: int,
   num_rows: int,
 ) -> Sample:
@@ -120,61 +120,55 @@ def draw(
   thousands of rows, the text of a single one would have too little effect.
 
   Args:
-    groups, verify, num_tokens, num_rows: as for `sample.draw`.
+    groups, num_tokens, num_rows: as for `sample.draw`.
     keys: of the two calls; request ids are the same in both.
-    models: the policies of the two calls, without parameters.
+    decoders: of the two calls, with policies without parameters and `SUFFIX`.
   """
   remembered = trained.remembering().params
   first = sample_lib.draw(
+    decoders[0],
     remembered,
     groups,
     keys[0],
-    model=models[0],
-    drafter=SUFFIX,
-    verify=verify,
     num_tokens=num_tokens,
     num_rows=num_rows,
   )
   prompts = [groups[i % len(groups)].prompt for i in range(len(first.tokens))]
   stores = [
-    store_of(np.append(prompt, row), models[0].vocab_size)
+    store_of(np.append(prompt, row), decoders[0].model.vocab_size)
     for prompt, row in zip(prompts, first.tokens, strict=True)
   ]
 
   def run(state):
     output = _advance(
+      decoders[1],
       jax.tree.map(lambda *x: np.stack(x), *stores),
       jax.tree.map(lambda x: x[:, None], state),
-      model=models[1],
-      verify=verify,
       num_tokens=num_tokens,
     )
     return jax.tree.map(lambda x: x[:, 0], output)
 
   return sample_lib.draw_by(
     run,
+    decoders[1],
     {'target': {}, 'drafter': {'store': stores[0]}},
     groups,
     keys[1],
-    model=models[1],
-    drafter=SUFFIX,
     num_tokens=num_tokens,
     num_rows=num_rows,
     batch_size=len(stores),
   )
 
 
-@functools.partial(jax.jit, static_argnames=('model', 'verify', 'num_tokens'))
-def _advance(stores, states, *, model, verify, num_tokens):
+@functools.partial(jax.jit, static_argnames=('decoder', 'num_tokens'))
+def _advance(decoder, stores, states, *, num_tokens):
   """Returns the output of states [n, 1, ...], batches of one row each."""
 
   def of_row(store, state):
     state = decode.advance(
+      decoder,
       {'target': {}, 'drafter': {'store': store}},
       state,
-      model=model,
-      drafter=SUFFIX,
-      verify=verify,
       max_rounds=num_tokens,
     )
     return decode.finish(state, max_new_tokens=num_tokens)

@@ -22,6 +22,7 @@ from specsample import types
 from specsample.drafters import recording
 from specsample.loop import decode
 from specsample.loop import stopping
+from specsample.loop.decoder import Decoder
 from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
 from specsample.training import objective as objective_lib
@@ -276,27 +277,23 @@ def generate(
   stopping.check(stop, model)
   params = params_of(learned, learner)
   state = decode.prefill(
+    Decoder(model, learner.drafter, verify),
     params,
     prompts,
     lengths,
     key,
     request_ids=request_ids,
-    model=model,
-    drafter=learner.drafter,
     sampling=sampling,
     max_new_tokens=max_new_tokens,
     max_length=max_length,
-    verify=verify,
   )
   reports = []
   is_done = False
   while not is_done:
     state = decode.advance(
+      Decoder(model, learner.drafter, verify),
       params,
       state,
-      model=model,
-      drafter=learner.drafter,
-      verify=verify,
       stop=stop,
       max_rounds=learner.rounds,
     )

@@ -25,6 +25,7 @@ from specsample.loading import load
 from specsample.loop import decode
 from specsample.loop import request as request_lib
 from specsample.loop import stopping
+from specsample.loop.decoder import Decoder
 from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
 from specsample.types import Array, ArrayLike, Output, Verifier
@@ -77,16 +78,14 @@ def generate(
   params = {'target': target.params}
   tokens, lengths = request_lib.pad_prompts(prompts)
   state = decode.prefill(
+    Decoder(target.model, given, verify),
     params,
     tokens,
     lengths,
     key,
     request_ids=request_ids,
-    model=target.model,
-    drafter=given,
     sampling=sampling,
     max_new_tokens=max_new_tokens,
-    verify=verify,
   )
   one = jax.device_put(np.int32(1))
   writer = _Writer(draft, num_draft_tokens, *state.tokens.shape)
@@ -109,11 +108,9 @@ def generate(
         found = following(target.tokenizer, ids, written)[:num_draft_tokens]
         row[: len(found)] = found
     state = decode.advance(
+      Decoder(target.model, given, verify),
       params,
       given.give(state, drafts),
-      model=target.model,
-      drafter=given,
-      verify=verify,
       stop=stop,
       max_rounds=one,
     )

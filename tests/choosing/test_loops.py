@@ -11,11 +11,15 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from specsample.choosing import loops
-from specsample.loop import step
 from specsample.types import Draft, DraftKind
 from specsample.verify import chain
 
 _MODEL = testing.tiny_llama(vocab_size=37)
+
+
+class _Unreadable:
+  vocab_size, max_length = 37, 64
+  init_cache = apply = None
 
 
 @pytest.mark.parametrize(
@@ -32,8 +36,9 @@ def test_a_timed_pass_of_the_target_unembeds(drafter, verify, num_products):
   target = _MODEL.init(jax.random.key(0))
   params = {'target': target, 'shadow': _MODEL.shadow(target)}
   prompts, lengths = specsample.pad_prompts([[1, 2, 3]])
-  components = {'model': _MODEL, 'drafter': drafter, 'verify': verify}
+  decoder = specsample.Decoder(_MODEL, drafter, verify)
   state = specsample.prefill(
+    decoder,
     params,
     prompts,
     lengths,
@@ -41,16 +46,13 @@ def test_a_timed_pass_of_the_target_unembeds(drafter, verify, num_products):
     sampling=specsample.Sampling(),
     max_new_tokens=8,
     log_probs=False,
-    **components,
   )
-  lowered = loops.drafted_rounds.lower(params, state, rounds=2, **components)
+  lowered = loops.drafted_rounds.lower(decoder, params, state, rounds=2)
   # One for each width; a round runs one of them.
-  num_widths = len(step.widths(_MODEL, drafter))
+  num_widths = len(decoder.widths)
   assert _num_unembeddings(lowered) == num_products * num_widths
   _, draft = lowered.out_info
-  lowered = loops.target_rounds.lower(
-    params, state, draft, rounds=2, **components
-  )
+  lowered = loops.target_rounds.lower(decoder, params, state, draft, rounds=2)
   assert _num_unembeddings(lowered) == num_products * num_widths
 
 
@@ -61,11 +63,11 @@ def test_a_timed_pass_of_the_target_unembeds(drafter, verify, num_products):
     (_MODEL, drafters.Chain(model=_MODEL, num_draft_tokens=3), (3,)),
     (_MODEL, drafters.Ngram(num_draft_tokens=3), (0, 3)),
     # Without `read`, the model has no passes of several widths.
-    (object(), drafters.Ngram(num_draft_tokens=3), (3,)),
+    (_Unreadable(), drafters.Ngram(num_draft_tokens=3), (3,)),
   ],
 )
 def test_the_widths_are_those_of_passes(model, drafter, widths):
-  assert step.widths(model, drafter) == widths
+  assert specsample.Decoder(model, drafter, chain).widths == widths
 
 
 @pytest.mark.parametrize(
@@ -92,22 +94,22 @@ def test_a_draft_of_a_width_is_read_in_a_pass_over_it(drafter):
 def test_the_widest_row_decides_how_wide_a_round_is():
   repeats, others = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5, 6, 7, 8, 9]
   drafter = drafters.Ngram(num_draft_tokens=3)
-  components = {'model': _MODEL, 'drafter': drafter}
+  decoder = specsample.Decoder(_MODEL, drafter, chain)
   params = {'target': _MODEL.init(jax.random.key(0))}
 
   def first_width(prompts):
     tokens, lengths = specsample.pad_prompts(prompts)
     state = specsample.prefill(
+      decoder,
       params,
       tokens,
       lengths,
       jax.random.key(0),
       sampling=specsample.Sampling(),
       max_new_tokens=8,
-      **components,
     )
     decode_one = functools.partial(
-      specsample.advance, params, verify=chain, max_rounds=1, **components
+      specsample.advance, decoder, params, max_rounds=1
     )
     found = round_times.widths_of_rounds(decode_one, state, 20, (0, 3))
     # With eight new tokens at most, all rows are done before the last round.

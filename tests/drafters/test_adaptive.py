@@ -16,6 +16,7 @@ from specsample import testing
 from specsample import tree
 from specsample import verify
 from specsample.loop import step
+from specsample.loop.decoder import Decoder
 from specsample.models import replicated
 from specsample.policies import policy as policy_lib
 from specsample.sampling import Sampling
@@ -73,12 +74,11 @@ def _params(name):
 
 def _start(drafter, params, prompts, lengths):
   return specsample.prefill(
+    Decoder(_TARGET, drafter, verify.chain),
     params,
     prompts,
     lengths,
     jax.random.key(0),
-    model=_TARGET,
-    drafter=drafter,
     sampling=Sampling(temperature=0.0),
     max_new_tokens=60,
     max_length=80,
@@ -94,9 +94,9 @@ def _check_next_draft(drafter, params, rule, state):
     draft = dataclasses.replace(fresh.draft, policies=of_policies)
     fresh = dataclasses.replace(fresh, draft=draft)
   propose = jax.jit(
-    lambda state: step.propose(
-      params, state, model=_TARGET, drafter=drafter, verify=rule
-    )[0]
+    lambda state: step.propose(Decoder(_TARGET, drafter, rule), params, state)[
+      0
+    ]
   )
   found, expected = propose(state), propose(fresh)
   assert np.all(np.asarray(found.tokens) >= 0)
@@ -113,11 +113,9 @@ def _rule(name):
 def _advance(drafter, name, rounds):
   params = _params(name)
   state = specsample.advance(
+    Decoder(_TARGET, drafter, _rule(name)),
     params,
     _start(drafter, params, _PROMPTS, _LENGTHS),
-    model=_TARGET,
-    drafter=drafter,
-    verify=_rule(name),
     max_rounds=rounds,
   )
   assert not np.any(state.done)
@@ -206,11 +204,9 @@ def test_the_target_reads_no_more_than_what_was_drafted():
     seen.clear()
     state = _start(drafter(widths), _params('tree'), _PROMPTS, _LENGTHS)
     state = specsample.advance(
+      Decoder(model, drafter(widths), verify.tree),
       _params('tree'),
       state,
-      model=model,
-      drafter=drafter(widths),
-      verify=verify.tree,
       max_rounds=4,
     )
     jax.effects_barrier()
@@ -242,12 +238,7 @@ def test_rows_begin_with_what_policies_learned():
   def after(params, rounds):
     state = _start(drafter, params, _PROMPTS, _LENGTHS)
     return specsample.advance(
-      params,
-      state,
-      model=_TARGET,
-      drafter=drafter,
-      verify=verify.chain,
-      max_rounds=rounds,
+      Decoder(_TARGET, drafter, verify.chain), params, state, max_rounds=rounds
     )
 
   first = after(params, 12)
@@ -281,11 +272,7 @@ def test_more_than_k_is_clamped_and_said_once(caplog):
   )
   state = _start(drafter, _params('chain'), _PROMPTS, _LENGTHS)
   draft, _ = step.propose(
-    _params('chain'),
-    state,
-    model=_TARGET,
-    drafter=drafter,
-    verify=verify.chain,
+    Decoder(_TARGET, drafter, verify.chain), _params('chain'), state
   )
   assert draft.tokens.shape == (3, _K) and np.all(draft.tokens >= 0)
 
@@ -329,11 +316,7 @@ def test_what_a_filter_cannot_read_is_refused_when_it_is_traced():
   state = _start(drafter, _params('chain'), _PROMPTS, _LENGTHS)
   with pytest.raises(ValueError, match='SVIP reads'):
     step.propose(
-      _params('chain'),
-      state,
-      model=_TARGET,
-      drafter=drafter,
-      verify=verify.chain,
+      Decoder(_TARGET, drafter, verify.chain), _params('chain'), state
     )
 
 
@@ -379,6 +362,6 @@ def test_a_row_that_is_done_asks_for_no_drafts():
   state = advance(state, max_rounds=2)
   assert state.draft.over.tolist() == [True, True, False]
   draft, _ = step.propose(
-    params, state, model=_TARGET, drafter=drafter, verify=verify.chain
+    Decoder(_TARGET, drafter, verify.chain), params, state
   )
   assert np.asarray(draft.tokens >= 0).sum(axis=1).tolist() == [0, 0, _K]

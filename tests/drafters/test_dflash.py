@@ -14,6 +14,7 @@ from specsample import testing
 from specsample import tree
 from specsample import verify
 from specsample.drafters import dflash
+from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import drafted as drafted_lib
@@ -254,12 +255,11 @@ def test_a_round_leaves_the_context_of_what_was_kept(name):
   params, drafter = _params(name), _DRAFTERS[name]
   prompts = np.tile(_PROMPTS, (8, 1))
   state = specsample.prefill(
+    Decoder(_TARGET, drafter, verify.chain),
     params,
     prompts,
     np.tile(_LENGTHS, 8),
     jax.random.key(2),
-    model=_TARGET,
-    drafter=drafter,
     sampling=Sampling(temperature=1.0),
     max_new_tokens=24,
   )
@@ -271,12 +271,7 @@ def test_a_round_leaves_the_context_of_what_was_kept(name):
   kept = set()
   for _ in range(3):
     state = specsample.advance(
-      params,
-      state,
-      model=_TARGET,
-      drafter=drafter,
-      verify=verify.chain,
-      max_rounds=1,
+      Decoder(_TARGET, drafter, verify.chain), params, state, max_rounds=1
     )
     kept |= set(np.flatnonzero(np.asarray(state.accepted).any(axis=0)))
     expected = afresh(params, state.tokens)

@@ -16,6 +16,7 @@ from specsample import testing
 from specsample import tree
 from specsample import verify
 from specsample.loop import step
+from specsample.loop.decoder import Decoder
 from specsample.memory import store as store_lib
 from specsample.sampling import Sampling
 from specsample.testing import trained as trained_lib
@@ -89,12 +90,11 @@ def _scene(name):
 
 def _start(model, drafter, params, prompts, lengths, temperature=0.0):
   return specsample.prefill(
+    Decoder(model, drafter, verify.chain),
     params,
     prompts % model.vocab_size,
     lengths,
     jax.random.key(0),
-    model=model,
-    drafter=drafter,
     sampling=Sampling(temperature=temperature),
     max_new_tokens=_NUM_NEW,
     max_length=80,
@@ -103,12 +103,9 @@ def _start(model, drafter, params, prompts, lengths, temperature=0.0):
 
 def _advance(model, drafter, params, state, rounds, rule=verify.chain):
   return specsample.advance(
+    Decoder(model, drafter, rule),
     params,
-    # The input state is donated.
     jax.tree.map(jnp.copy, state),
-    model=model,
-    drafter=drafter,
-    verify=rule,
     max_rounds=jnp.int32(rounds),
   )
 
@@ -161,7 +158,7 @@ def test_the_trained_drafter_misses_nothing_of_remembered_rounds(name):
   model, _, params = _scene(name)
   propose = jax.jit(
     lambda state: step.propose(
-      params, state, model=model, drafter=drafter.trained, verify=verify.chain
+      Decoder(model, drafter.trained, verify.chain), params, state
     )[0]
   )
   lengths = []
@@ -340,9 +337,7 @@ def test_of_two_point_masses_the_draft_is_one():
   own = {'target': {}, 'drafter': {'remembered': {'store': store}}}
   rows = np.asarray([[1, 3, 8, 9, 3, 4, 5], [1, 8, 2, 9, 2, 0, 8]])
   state = _start(model, drafter, own, rows, np.asarray([7, 7]))
-  draft, _ = step.propose(
-    own, state, model=model, drafter=drafter, verify=verify.chain
-  )
+  draft, _ = step.propose(Decoder(model, drafter, verify.chain), own, state)
   assert (draft.kind, draft.probs) == (DraftKind.POINT_MASS, None)
   assert draft.tokens.tolist() == [[6, 7, -1], [2, 9, -1]]
 

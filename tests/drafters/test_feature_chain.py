@@ -12,6 +12,7 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from specsample import verify
+from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.training import unrolled
 from specsample.types import DraftKind
@@ -161,19 +162,17 @@ def _cache_error(drafter, name, num_rounds):
   params = _params(name, drafter.model.dtype)
   # Row lengths: above a prefill chunk of 64, equal to it, one above, and short.
   prompts = np.random.default_rng(0).integers(_V, size=(5, 70))
-  static = {'model': drafter.model, 'drafter': drafter}
+  decoder = Decoder(drafter.model, drafter, verify.chain)
   state = specsample.prefill(
+    decoder,
     params,
     prompts,
     np.asarray([70, 64, 65, 2, 1]),
     jax.random.key(0),
     sampling=Sampling(temperature=4.0),
     max_new_tokens=24,
-    **static,
   )
-  state = specsample.advance(
-    params, state, verify=verify.chain, max_rounds=num_rounds, **static
-  )
+  state = specsample.advance(decoder, params, state, max_rounds=num_rounds)
   kept = np.asarray(state.accepted).sum(axis=0)
   assert not num_rounds or (kept[0] and kept[1:].any())
   assert not np.asarray(state.done).any()
@@ -294,19 +293,18 @@ def test_rings_draft_as_whole_caches_do(case):
   lengths = np.asarray([70, 64, 65, 9, 1])
 
   def decode(drafter):
-    static = {'model': chain.model, 'drafter': drafter}
-    params = _params(name)
-    sampling = Sampling(temperature=4.0)
+    rule = verify.tree if 'tree' in case else verify.chain
+    decoder, params = Decoder(chain.model, drafter, rule), _params(name)
     state = specsample.prefill(
-      *(params, prompts, lengths, jax.random.key(0)),
-      sampling=sampling,
+      decoder,
+      params,
+      prompts,
+      lengths,
+      jax.random.key(0),
+      sampling=Sampling(temperature=4.0),
       max_new_tokens=24,
-      **static,
     )
-    verifier = verify.tree if 'tree' in case else verify.chain
-    return specsample.advance(
-      params, state, verify=verifier, max_rounds=6, **static
-    )
+    return specsample.advance(decoder, params, state, max_rounds=6)
 
   state, whole = decode(wrap(chain)), decode(wrap(_with_whole_caches(chain)))
   caches = state.draft.caches

@@ -11,38 +11,42 @@ from specsample import policies
 from specsample import testing
 from specsample import verify
 from specsample.loop import decode
+from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.types import Origin
 
 _TARGET = testing.HashModel(vocab_size=8)
 _GIVEN = drafters.Given(num_draft_tokens=3)
 _PARAMS = {'target': {}}
-_ARGUMENTS = {'model': _TARGET, 'sampling': Sampling(), 'max_new_tokens': 8}
+_ARGUMENTS = {'sampling': Sampling(), 'max_new_tokens': 8}
 _PROMPTS, _LENGTHS = np.asarray([[1, 2], [3, 0]]), np.asarray([2, 1])
 _KEY = jax.random.key(0)
 
 
 def _advance(state, rounds, rule=verify.chain):
   return decode.advance(
-    _PARAMS,
-    state,
-    model=_TARGET,
-    drafter=_GIVEN,
-    verify=rule,
-    max_rounds=rounds,
+    Decoder(_TARGET, _GIVEN, rule), _PARAMS, state, max_rounds=rounds
   )
 
 
 def _prefill():
   return decode.prefill(
-    _PARAMS, _PROMPTS, _LENGTHS, _KEY, drafter=_GIVEN, **_ARGUMENTS
+    Decoder(_TARGET, _GIVEN, verify.chain),
+    _PARAMS,
+    _PROMPTS,
+    _LENGTHS,
+    _KEY,
+    **_ARGUMENTS,
   )
 
 
 def test_what_is_given_is_proposed_once():
   plain = decode.generate(
     _PARAMS,
-    *(_PROMPTS, _LENGTHS, _KEY),
+    _PROMPTS,
+    _LENGTHS,
+    _KEY,
+    model=_TARGET,
     drafter=drafters.NoDraft(),
     verify=verify.chain,
     **_ARGUMENTS,
@@ -87,11 +91,9 @@ def test_where_nothing_is_given_the_target_reads_one_token():
     jax.effects_barrier()
     _widths_read.clear()
     state = decode.advance(
+      Decoder(_Watched(vocab_size=8), _GIVEN, verify.chain),
       _PARAMS,
       state,
-      model=_Watched(vocab_size=8),
-      drafter=_GIVEN,
-      verify=verify.chain,
       max_rounds=1,
     )
     jax.block_until_ready(state)
@@ -102,18 +104,18 @@ def test_where_nothing_is_given_the_target_reads_one_token():
 def test_what_is_given_for_a_round_without_drafts_is_dropped():
   drafter = drafters.Adaptive(drafter=_GIVEN, policies=(policies.Fixed(0),))
   state = decode.prefill(
-    _PARAMS, _PROMPTS, _LENGTHS, _KEY, drafter=drafter, **_ARGUMENTS
+    Decoder(_TARGET, drafter, verify.chain),
+    _PARAMS,
+    _PROMPTS,
+    _LENGTHS,
+    _KEY,
+    **_ARGUMENTS,
   )
   given = _GIVEN.give(state, np.ones((2, 3), np.int32)).draft
   draft = dataclasses.replace(state.draft, inner=given)
   state = dataclasses.replace(state, draft=draft)
   state = decode.advance(
-    _PARAMS,
-    state,
-    model=_TARGET,
-    drafter=drafter,
-    verify=verify.chain,
-    max_rounds=1,
+    Decoder(_TARGET, drafter, verify.chain), _PARAMS, state, max_rounds=1
   )
   np.testing.assert_array_equal(state.draft.inner.tokens, -1)
 

@@ -12,6 +12,7 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from specsample import verify
+from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 
 _TARGET = testing.tiny_llama(vocab_size=8)
@@ -96,24 +97,18 @@ def test_a_round_leaves_the_true_hidden_vector_of_the_last_kept_token(name):
   params, drafter = _params(name), _DRAFTERS[name]
   prompts = np.tile(_PROMPTS, (8, 1))
   state = specsample.prefill(
+    Decoder(_TARGET, drafter, verify.chain),
     params,
     prompts,
     np.tile(_LENGTHS, 8),
     jax.random.key(0),
-    model=_TARGET,
-    drafter=drafter,
     sampling=Sampling(temperature=1.0),
     max_new_tokens=24,
   )
   kept = set()
   for _ in range(3):
     state = specsample.advance(
-      params,
-      state,
-      model=_TARGET,
-      drafter=drafter,
-      verify=verify.chain,
-      max_rounds=1,
+      Decoder(_TARGET, drafter, verify.chain), params, state, max_rounds=1
     )
     kept |= set(np.flatnonzero(np.asarray(state.accepted).any(axis=0)))
     hidden = _hidden(params, state.tokens)

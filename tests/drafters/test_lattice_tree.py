@@ -14,6 +14,7 @@ from specsample import drafters
 from specsample import testing
 from specsample import verify
 from specsample.drafters import lattice
+from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.types import DraftKind
 
@@ -303,13 +304,11 @@ def test_lattices_that_a_drafter_does_not_have_are_refused(
   )
   with pytest.raises(ValueError, match=message):
     specsample.prefill(
+      Decoder(_TARGET, drafter, verify.tree),
       _params(name),
       _PROMPTS,
       _LENGTHS,
       jax.random.key(0),
-      model=_TARGET,
-      drafter=drafter,
       sampling=Sampling(),
       max_new_tokens=4,
-      verify=verify.tree,
     )

@@ -10,6 +10,7 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from specsample.loop import step
+from specsample.loop.decoder import Decoder
 from specsample.models import attention
 from specsample.models import experts
 
@@ -99,21 +100,16 @@ def test_drafters_of_latent_vectors_and_experts(name):
   )
   params = {'target': target, 'drafter': own}
   state = specsample.prefill(
+    Decoder(_SPARSE, drafter, specsample.verify.chain),
     params,
     np.asarray([[5, 17, 4, 1], [3, 9, 0, 0]]),
     np.asarray([4, 2]),
     jax.random.key(2),
-    model=_SPARSE,
-    drafter=drafter,
     sampling=specsample.Sampling(temperature=1.0),
     max_new_tokens=4,
   )
   draft, _ = step.propose(
-    params,
-    state,
-    model=_SPARSE,
-    drafter=drafter,
-    verify=specsample.verify.chain,
+    Decoder(_SPARSE, drafter, specsample.verify.chain), params, state
   )
   assert np.all(draft.tokens >= 0)
   np.testing.assert_allclose(draft.probs.sum(axis=-1), 1, rtol=1e-5)

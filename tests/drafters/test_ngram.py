@@ -11,6 +11,7 @@ from specsample import drafters
 from specsample import testing
 from specsample import verify
 from specsample.loop import decode
+from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 
 
@@ -146,12 +147,11 @@ class _Watched(testing.HashModel):
 def test_where_no_row_has_a_match_the_target_reads_one_token(drafter, rule):
   model, params = _Watched(vocab_size=6), {'target': {}}
   state = decode.prefill(
+    Decoder(model, drafter, verify.chain),
     params,
     np.asarray([[1, 2, 3], [4, 0, 0]]),
     np.asarray([3, 1]),
     jax.random.key(0),
-    model=model,
-    drafter=drafter,
     sampling=Sampling(temperature=1.0),
     max_new_tokens=40,
   )
@@ -161,7 +161,7 @@ def test_where_no_row_has_a_match_the_target_reads_one_token(drafter, rule):
     jax.effects_barrier()
     _widths_read.clear()
     state = decode.advance(
-      params, state, model=model, drafter=drafter, verify=rule, max_rounds=1
+      Decoder(model, drafter, rule), params, state, max_rounds=1
     )
     is_drafted = bool(np.any(state.proposed[:, 0] == undrafted))
     jax.effects_barrier()

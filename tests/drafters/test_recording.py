@@ -13,6 +13,7 @@ from specsample import testing
 from specsample import tree
 from specsample import types
 from specsample import verify
+from specsample.loop.decoder import Decoder
 
 _MODEL = testing.HashModel(vocab_size=12)
 _CHAIN = drafters.Chain(
@@ -39,7 +40,6 @@ _CASES = {
 _PROMPTS, _LENGTHS = specsample.pad_prompts([[1, 2, 1], [5], [7, 8, 9, 7, 8]])
 _NEW_TOKENS = 24
 _SETTINGS = {
-  'model': _MODEL,
   'sampling': specsample.Sampling(temperature=0.7),
   'max_new_tokens': _NEW_TOKENS,
 }
@@ -53,14 +53,14 @@ def _decoded(case, **settings):
   """Returns the last state of the loop, on the host."""
   inner, rule = _CASES[case]
   drafter = drafters.Recording(drafter=inner, model=_MODEL, **settings)
-  state = specsample.prefill(*_ARGUMENTS, drafter=drafter, **_SETTINGS)
+  state = specsample.prefill(
+    Decoder(_MODEL, drafter, rule), *_ARGUMENTS, **_SETTINGS
+  )
   for _ in range(2):  # the second time, some rows are done already
     state = specsample.advance(
+      Decoder(_MODEL, drafter, rule),
       _PARAMS,
       state,
-      model=_MODEL,
-      drafter=drafter,
-      verify=rule,
       stop=_STOP,
       max_rounds=_NEW_TOKENS // 2,
     )
@@ -120,7 +120,12 @@ def test_drafts_are_those_of_the_drafter():
   for case in ('chain', 'tree'):
     inner, rule = _CASES[case]
     output = specsample.generate(
-      *_ARGUMENTS, drafter=inner, verify=rule, stop=_STOP, **_SETTINGS
+      *_ARGUMENTS,
+      model=_MODEL,
+      drafter=inner,
+      verify=rule,
+      stop=_STOP,
+      **_SETTINGS,
     )
     found = specsample.finish(_decoded(case), max_new_tokens=_NEW_TOKENS)
     jax.tree.map(np.testing.assert_array_equal, found, output)

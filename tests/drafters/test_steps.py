@@ -15,6 +15,7 @@ from specsample import types
 from specsample import verify
 from specsample.drafters import steps
 from specsample.drafters import wrapper
+from specsample.loop.decoder import Decoder
 
 _MODEL = testing.HashModel(vocab_size=12)
 _CHAIN = drafters.Chain(model=_MODEL, num_draft_tokens=2)
@@ -57,13 +58,11 @@ class _Halves(steps.Steps):
 
 def _prefill(drafter, rule):
   return specsample.prefill(
+    Decoder(_MODEL, drafter, rule),
     {'target': {}, 'drafter': {}},
     jnp.asarray([[3, 1, 3]]),
     jnp.asarray([3]),
     jax.random.key(0),
-    model=_MODEL,
-    drafter=drafter,
-    verify=rule,
     sampling=specsample.Sampling(temperature=0.0),
     max_new_tokens=8,
   )

@@ -14,6 +14,7 @@ from specsample import drafters
 from specsample import testing
 from specsample import verify
 from specsample.drafters import vocabulary
+from specsample.loop.decoder import Decoder
 from specsample.training import dflash
 from specsample.training import draft
 from specsample.training import dspark
@@ -154,15 +155,15 @@ def test_where_no_draft_is_allowed_the_target_goes_on_alone(name, rule):
 @pytest.mark.parametrize('name', ['hydra++', 'draft_model', 'dspark', 'eagle3'])
 def test_a_row_of_a_running_batch_can_be_refilled(name):
   target, drafter, params = _scene(name)
+  decoder = Decoder(target, drafter, verify.chain)
   static = {
-    'model': target,
-    'drafter': drafter,
     'sampling': specsample.Sampling(temperature=1.0),
     'max_new_tokens': 8,
     'max_length': 96,
   }
   long = (np.arange(70) % _V)[None]
   prefill = lambda prompts, lengths, ids: specsample.prefill(
+    decoder,
     params,
     prompts,
     lengths,
@@ -171,13 +172,7 @@ def test_a_row_of_a_running_batch_can_be_refilled(name):
     **static,
   )
   advance = lambda state, rounds: specsample.advance(
-    params,
-    state,
-    model=target,
-    drafter=drafter,
-    verify=verify.chain,
-    stop=specsample.Stop(),
-    max_rounds=rounds,
+    decoder, params, state, stop=specsample.Stop(), max_rounds=rounds
   )
   tokens = lambda state: (
     specsample.finish(advance(state, 100), max_new_tokens=8).tokens

@@ -14,6 +14,7 @@ from specsample import testing
 from specsample import tree
 from specsample import verify
 from specsample.loop import step
+from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.testing import trained
 from specsample.types import DraftKind
@@ -136,12 +137,11 @@ def test_behind_kept_paths_it_drafts_as_one_that_is_given_all_at_once(name):
   params = _params(name)
   drafter = drafters.Tree(drafter=_DRAFTERS[name], topology=_TREE)
   start = lambda tokens, lengths: specsample.prefill(
+    Decoder(_TARGET, drafter, verify.tree),
     params,
     tokens,
     lengths,
     jax.random.key(0),
-    model=_TARGET,
-    drafter=drafter,
     sampling=Sampling(temperature=1.0),
     max_new_tokens=60,
     max_length=80,
@@ -149,11 +149,9 @@ def test_behind_kept_paths_it_drafts_as_one_that_is_given_all_at_once(name):
   # The rule accepts untrained drafts too, some paths wholly, others in part.
   rule = verify.Typical(epsilon=0.02, delta=1.0)
   state = specsample.advance(
+    Decoder(_TARGET, drafter, rule),
     params,
     start(_PROMPTS, _LENGTHS),
-    model=_TARGET,
-    drafter=drafter,
-    verify=rule,
     max_rounds=6,
   )
   kept = np.asarray(state.accepted).sum(axis=0)
@@ -161,9 +159,9 @@ def test_behind_kept_paths_it_drafts_as_one_that_is_given_all_at_once(name):
   fresh = start(state.tokens, np.asarray(state.length))
   fresh = dataclasses.replace(fresh, limit=state.limit)
   propose = jax.jit(
-    lambda state: step.propose(
-      params, state, model=_TARGET, drafter=drafter, verify=rule
-    )[0]
+    lambda state: step.propose(Decoder(_TARGET, drafter, rule), params, state)[
+      0
+    ]
   )
   found, expected = propose(state), propose(fresh)
   np.testing.assert_array_equal(found.tokens, expected.tokens)
@@ -302,15 +300,13 @@ def test_more_siblings_than_there_are_drafted_tokens_are_refused(wide):
     ValueError, match='8 siblings, but the drafter drafts only 7'
   ):
     specsample.prefill(
+      Decoder(_TARGET, wide(drafter), verify.tree),
       _params('medusa'),
       _PROMPTS,
       _LENGTHS,
       jax.random.key(0),
-      model=_TARGET,
-      drafter=wide(drafter),
       sampling=Sampling(),
       max_new_tokens=4,
-      verify=verify.tree,
     )
 
 

@@ -98,10 +98,10 @@ def _of_draw(draw, num_rows) -> Record:
   stop = specsample.Stop(eos_ids=() if draw.eos_id is None else (draw.eos_id,))
   if draw.sample is not sample_lib.draw:
     sample = draw.sample(
-      *(draw.params, draw.groups, jax.random.key(0)),
-      model=draw.model,
-      drafter=draw.drafter,
-      verify=verify,
+      draw.decoder,
+      draw.params,
+      draw.groups,
+      jax.random.key(0),
       num_tokens=sampled_cases.NUM_TOKENS,
       num_rows=1,
       stop=stop,
@@ -155,6 +155,7 @@ def _trained(name) -> Record:
 
 def _fields(output) -> Record:
   given = {name: x for name, x in vars(output).items() if x is not None}
+  given |= vars(given.pop('choices', object)) if 'choices' in given else {}
   return {name: np.asarray(x) for name, x in given.items()}
 
 

@@ -11,6 +11,7 @@ import specsample
 from specsample import drafters
 from specsample import tree
 from specsample import verify
+from specsample.loop.decoder import Decoder
 from specsample.models import int8
 from specsample.models.transformer import Transformer
 from specsample.testing import choices
@@ -120,7 +121,7 @@ def test_greedy_tokens_and_rounds_are_those_of_all_logits(drafter, rule):
   found = generate(verify.certified, drafter=drafter)
   assert_same(found, generate(rule, drafter=drafter))
   emitted = np.arange(24) < np.asarray(found.lengths)[:, None]
-  assert (np.asarray(found.scored)[emitted] >= 8).all()
+  assert (np.asarray(found.choices.scored)[emitted] >= 8).all()
   assert found.log_probs is None
 
 
@@ -179,7 +180,7 @@ def test_refilled_rows_are_those_of_all_logits():
     outputs(verify.certified, False), outputs(verify.chain, True), strict=True
   ):
     assert_same(found, expected)
-    assert found.scored.shape == found.tokens.shape
+    assert found.choices.scored.shape == found.tokens.shape
 
 
 def test_without_log_probs_the_other_rules_give_the_same():
@@ -238,20 +239,17 @@ def test_refuses_numbers_of_tokens(scored):
 def test_a_state_that_was_not_checked_is_refused():
   prompts, lengths = specsample.pad_prompts(PROMPTS)
   state = specsample.prefill(
-    *(own(), prompts, lengths, jax.random.key(1)),
-    model=MODEL,
-    drafter=CHAIN,
+    Decoder(MODEL, CHAIN, verify.chain),
+    own(),
+    prompts,
+    lengths,
+    jax.random.key(1),
     sampling=specsample.Sampling(temperature=1.0),
     max_new_tokens=8,
   )
   with pytest.raises(ValueError, match='prefill with the same verify'):
     specsample.advance(
-      own(),
-      state,
-      model=MODEL,
-      drafter=CHAIN,
-      verify=verify.certified,
-      max_rounds=2,
+      Decoder(MODEL, CHAIN, verify.certified), own(), state, max_rounds=2
     )
 
 

@@ -75,8 +75,9 @@ def test_a_refilled_row_begins_at_its_own_start():
 
 def test_each_turn_begins_at_the_start():
   prompts, lengths = specsample.pad_prompts(_PROMPTS[:2])
-  run = {'model': _MODEL, 'drafter': _CHAIN}
+  decoder = specsample.Decoder(_MODEL, _CHAIN, verify.block)
   state = specsample.prefill(
+    decoder,
     _PARAMS,
     prompts,
     lengths,
@@ -84,19 +85,16 @@ def test_each_turn_begins_at_the_start():
     sampling=_constrained(_STARTS[:2]),
     max_new_tokens=16,
     max_length=128,
-    **run,
   )
   for turn in range(2):
     if turn:
       text = np.asarray([[0, 1], [2, 0]])
       state = specsample.extend(
-        _PARAMS, state, text, [2, 1], max_new_tokens=16, **run
+        decoder, _PARAMS, state, text, [2, 1], max_new_tokens=16
       )
     # Rounds are run one by one, as for streaming.
     while not np.all(state.done):
-      state = specsample.advance(
-        _PARAMS, state, verify=verify.block, max_rounds=1, **run
-      )
+      state = specsample.advance(decoder, _PARAMS, state, max_rounds=1)
     output = specsample.finish(state, max_new_tokens=16)
     assert output.lengths.tolist() == [16, 16]
     for tokens, start in zip(output.tokens, _STARTS[:2], strict=True):

@@ -12,6 +12,7 @@ from specsample import drafters
 from specsample import policies
 from specsample import verify
 from specsample.loop import refill
+from specsample.loop.decoder import Decoder
 from specsample.models import transformer
 from specsample.testing import hash_model
 from specsample.testing import trained
@@ -197,9 +198,7 @@ WINDOWED = transformer.Transformer(
 def _run_batch(model, drafter, params, **sizes):
   """Returns each prompt's tokens, and the states' (rows, slots) on the way."""
   batch = refill.Batch(
-    model=model,
-    drafter=drafter,
-    verify=verify.chain,
+    decoder=Decoder(model, drafter, verify.chain),
     stop=STOP,
     batch_size=8,
     max_length=192,
@@ -280,9 +279,7 @@ def test_rows_are_refilled_as_soon_as_they_are_done():
   ]
   waiting = iter(jobs)
   batch = refill.Batch(
-    model=TARGET,
-    drafter=drafters.NoDraft(),
-    verify=verify.chain,
+    decoder=Decoder(TARGET, drafters.NoDraft(), verify.chain),
     batch_size=2,
     max_length=64,
     max_new_tokens=40,
@@ -321,25 +318,24 @@ def test_few_executables_whatever_the_prompts(num_compiled):
 
 def test_advance_returns_when_enough_rows_are_done():
   padded, lengths = specsample.pad_prompts([[1]] * 4)
-  static = {'model': TARGET, 'drafter': drafters.NoDraft()}
+  decoder = specsample.Decoder(TARGET, drafters.NoDraft(), verify.chain)
   state = specsample.prefill(
+    decoder,
     {'target': {}},
     padded,
     lengths,
     jax.random.key(0),
     sampling=specsample.Sampling(),
     max_new_tokens=np.asarray([2, 9, 5, 5]),
-    **static,
   )
   rounds, done = [], []
   for max_finished in (1, 1, 5):
     state = specsample.advance(
+      decoder,
       {'target': {}},
       state,
-      verify=verify.chain,
       max_rounds=100,
       max_finished=np.int32(max_finished),
-      **static,
     )
     rounds.append(int(state.round.max()))
     done.append(np.asarray(state.done).tolist())
@@ -400,9 +396,7 @@ def test_refuses_before_anything_is_asked_for(kwargs, message):
 def test_sizes_that_cannot_be_followed_are_refused(sizes, message):
   with pytest.raises(ValueError, match=message):
     refill.Batch(
-      model=TARGET,
-      drafter=drafters.NoDraft(),
-      verify=verify.chain,
+      decoder=Decoder(TARGET, drafters.NoDraft(), verify.chain),
       batch_size=1,
       max_length=8,
       max_new_tokens=4,

@@ -17,6 +17,7 @@ from specsample import tree
 from specsample import types
 from specsample import verify
 from specsample.loop import decode
+from specsample.loop.decoder import Decoder
 from specsample.testing import hash_model
 from specsample.types import ModelOutput, Origin, StopReason
 
@@ -202,12 +203,11 @@ def test_prefill_counts_every_prompt_token_but_the_pending():
   prompts = [[1] * 300, [2], [3] * 129]
   padded, lengths = specsample.pad_prompts(prompts)
   state = specsample.prefill(
+    Decoder(TARGET, Given(tokens=(1,)), verify.chain),
     PARAMS,
     padded,
     lengths,
     jax.random.key(0),
-    model=TARGET,
-    drafter=Given(tokens=(1,)),
     sampling=specsample.Sampling(),
     max_new_tokens=4,
   )
@@ -220,12 +220,11 @@ def test_chunked_prefill_equals_one_pass():
   prompts = [list(np.arange(n) % VOCAB) for n in (300, 128, 129, 2)]
   padded, lengths = specsample.pad_prompts(prompts)
   state = specsample.prefill(
+    Decoder(model, drafters.NoDraft(), verify.chain),
     PARAMS,
     padded,
     lengths,
     jax.random.key(0),
-    model=model,
-    drafter=drafters.NoDraft(),
     sampling=specsample.Sampling(),
     max_new_tokens=4,
   )
@@ -343,19 +342,17 @@ def test_done_rows_stay_as_they_are():
 
 def test_a_row_that_is_cancelled_stays_as_it_is():
   padded, lengths = specsample.pad_prompts([[1], [3]])
-  components = {'model': TARGET, 'drafter': PERFECT}
+  decoder = Decoder(TARGET, PERFECT, verify.chain)
   state = specsample.prefill(
+    decoder,
     PARAMS,
     padded,
     lengths,
     jax.random.key(0),
     sampling=specsample.Sampling(),
     max_new_tokens=30,
-    **components,
   )
-  go_on = functools.partial(
-    specsample.advance, PARAMS, verify=verify.chain, **components
-  )
+  go_on = functools.partial(specsample.advance, decoder, PARAMS)
   state = go_on(state, max_rounds=1)
   before = int(state.length[1])
   state = dataclasses.replace(state, done=state.done.at[1].set(True))
@@ -364,26 +361,25 @@ def test_a_row_that_is_cancelled_stays_as_it_is():
   assert state.length.tolist() == [31, before]
 
 
-def _lowered(params, state, **components):
+def _lowered(decoder, params, state):
   stop = specsample.Stop().conditions(VOCAB)
-  return decode._advance.lower(
-    params, state, stop=stop, max_rounds=4, **components
-  )
+  return decode._advance.lower(decoder, params, state, stop, 4, None)
 
 
 def test_a_profile_can_tell_the_parts_of_a_round():
-  components = {'model': TARGET, 'drafter': drafters.Ngram(num_draft_tokens=2)}
+  ngram = drafters.Ngram(num_draft_tokens=2)
+  decoder = Decoder(TARGET, ngram, verify.chain)
   prompts, lengths = specsample.pad_prompts([[1, 2, 3]])
   state = specsample.prefill(
+    decoder,
     PARAMS,
     prompts,
     lengths,
     jax.random.key(0),
     sampling=specsample.Sampling(),
     max_new_tokens=4,
-    **components,
   )
-  lowered = _lowered(PARAMS, state, verify=verify.chain, **components)
+  lowered = _lowered(decoder, PARAMS, state)
   text = lowered.as_text(debug_info=True)
   parts = re.findall(r'"jit\(_advance\)/while/body/(\w+)/', text)
   # A round has no operation outside of the three parts.
@@ -396,19 +392,22 @@ def test_a_profile_can_tell_the_parts_of_a_round():
 def test_a_round_of_a_tree_copies_no_cache():
   target = testing.tiny_llama(vocab_size=VOCAB)
   drafter = drafters.NgramTree(num_branches=2, depth=3)
-  components = {'model': target, 'drafter': drafter}
+  decoder = Decoder(target, drafter, verify.tree)
   params = {'target': jax.eval_shape(target.init, jax.random.key(0))}
   state = jax.eval_shape(
     lambda params, prompt: specsample.prefill(
-      *(params, prompt, jnp.asarray([3]), jax.random.key(0)),
+      decoder,
+      params,
+      prompt,
+      jnp.asarray([3]),
+      jax.random.key(0),
       sampling=specsample.Sampling(),
       max_new_tokens=997,
-      **components,
     ),
     params,
     jax.ShapeDtypeStruct((1, 3), np.int32),
   )
-  rounds = _lowered(params, state, verify=verify.tree, **components)
+  rounds = _lowered(decoder, params, state)
   program = rounds.compile().as_text()
   slots = state.cache.keys[0].shape[2]  # no other array has as many
   found = re.findall(rf'\w+\[1,\d+,{slots},\d+\]\S* (\S+)\(', program)

@@ -10,6 +10,7 @@ import specsample
 from specsample import drafters
 from specsample import verify
 from specsample.loop import decode
+from specsample.loop.decoder import Decoder
 from specsample.testing import hash_model
 
 VOCAB = 16
@@ -115,27 +116,20 @@ def test_rows_with_equal_prompts_differ():
 
 def test_parts_equal_the_whole():
   padded, lengths = specsample.pad_prompts(PROMPTS)
-  static = {'model': TARGET, 'drafter': CHAIN}
+  decoder = Decoder(TARGET, CHAIN, verify.chain)
   state = specsample.prefill(
+    decoder,
     PARAMS,
     padded,
     lengths,
     jax.random.key(0),
     sampling=specsample.Sampling(temperature=1.0),
     max_new_tokens=12,
-    **static,
   )
   seen = []
   while not np.all(state.done):
     seen.append(np.asarray(state.length))
-    state = specsample.advance(
-      PARAMS,
-      state,
-      verify=verify.chain,
-      stop=specsample.Stop(),
-      max_rounds=1,
-      **static,
-    )
+    state = specsample.advance(decoder, PARAMS, state, max_rounds=1)
   assert len(seen) > 2
   output = specsample.finish(state, max_new_tokens=12)
   whole = generate()
@@ -149,26 +143,20 @@ def test_row_of_a_running_batch_can_be_refilled():
   padded, lengths = specsample.pad_prompts([[1, 2], [3, 4]])
   long = list(range(VOCAB)) * 9  # needs a larger bucket
   long_padded, long_lengths = specsample.pad_prompts([long])
+  decoder = Decoder(TARGET, CHAIN, verify.chain)
   static = {
-    'model': TARGET,
-    'drafter': CHAIN,
     'sampling': specsample.Sampling(temperature=1.0),
     'max_new_tokens': 8,
     'max_length': 200,
   }
   key = jax.random.key(0)
   step = lambda state, rounds: specsample.advance(
-    PARAMS,
-    state,
-    model=TARGET,
-    drafter=CHAIN,
-    verify=verify.chain,
-    stop=specsample.Stop(),
-    max_rounds=rounds,
+    decoder, PARAMS, state, stop=specsample.Stop(), max_rounds=rounds
   )
-  state = specsample.prefill(PARAMS, padded, lengths, key, **static)
+  state = specsample.prefill(decoder, PARAMS, padded, lengths, key, **static)
   state = step(state, 2)
   fresh = specsample.prefill(
+    decoder,
     PARAMS,
     long_padded,
     long_lengths,

@@ -13,6 +13,7 @@ from specsample import testing
 from specsample import tree
 from specsample import verify
 from specsample.loop import decode
+from specsample.loop.decoder import Decoder
 from specsample.models import attention
 from specsample.testing import chi_square
 from specsample.types import DraftKind, StopReason
@@ -127,29 +128,26 @@ def test_a_rejected_draft_is_seen_by_nothing(model, is_kept):
   bias = np.zeros(model.vocab_size, np.float32)
   bias[bad] = 1e9 if is_kept else -np.inf
   settings = {
-    'model': model,
     'sampling': specsample.Sampling(logit_bias=bias),
     'max_new_tokens': 6,
   }
-  run = {'prompts': prompt, 'params': {'target': params}} | settings
-  plain = _generate(drafter=drafters.NoDraft(), **run)
+  run = {'prompts': prompt, 'params': {'target': params}, 'model': model}
+  plain = _generate(drafter=drafters.NoDraft(), **run, **settings)
   given = drafters.Given(num_draft_tokens=2)
   padded, lengths = specsample.pad_prompts(prompt)
   state = decode.prefill(
+    Decoder(model, given, verify.chain),
     {'target': params},
     padded,
     lengths,
     jax.random.key(0),
-    drafter=given,
     **settings,
   )
   wrong = (int(plain.tokens[0, 0]) + 1) % bad
   state = decode.advance(
+    Decoder(model, given, verify.chain),
     {'target': params},
     given.give(state, np.asarray([[bad, wrong] if is_kept else [wrong, bad]])),
-    model=model,
-    drafter=given,
-    verify=verify.chain,
     max_rounds=9,
   )
   output = decode.finish(state, max_new_tokens=6)

@@ -17,6 +17,7 @@ from specsample import verify
 from specsample.drafters import settings
 from specsample.loop import decode
 from specsample.loop import turns
+from specsample.loop.decoder import Decoder
 from specsample.models import gated_delta
 from specsample.models import replicated
 from specsample.types import Draft, Drafter, DraftKind
@@ -136,23 +137,16 @@ def test_the_state_after_rounds_is_that_of_a_prefill():
   _, text = _text(_PROMPTS[1:3])
   tokens, lengths = specsample.pad_prompts(_PROMPTS[1:3])
   drafter = _Oracle(text=text, period=3)
+  decoder = Decoder(_MODEL, drafter, verify.chain)
   begin = functools.partial(
     decode.prefill,
+    decoder,
     {'target': _params()},
     key=jax.random.key(0),
-    model=_MODEL,
-    drafter=drafter,
     sampling=specsample.Sampling(temperature=0.0),
   )
   state = begin(tokens, lengths, max_new_tokens=60)
-  state = decode.advance(
-    {'target': _params()},
-    state,
-    model=_MODEL,
-    drafter=drafter,
-    verify=verify.chain,
-    max_rounds=9,
-  )
+  state = decode.advance(decoder, {'target': _params()}, state, max_rounds=9)
   length = np.asarray(state.length)
   assert (length > lengths + 9).all()
   fresh = begin(
@@ -187,34 +181,33 @@ def test_rows_that_are_refilled_begin_anew():
 
 def test_a_row_goes_on_with_more_text():
   prompt, more = _PROMPTS[2], _PROMPTS[3][:40]
-  kwargs = {
-    'model': _MODEL,
-    'drafter': drafters.Ngram(num_draft_tokens=_K, min_ngram=1),
-  }
+  ngram = drafters.Ngram(num_draft_tokens=_K, min_ngram=1)
+  decoder = Decoder(_MODEL, ngram, verify.chain)
   params = {'target': _params()}
-  advance = functools.partial(
-    decode.advance, params, verify=verify.chain, max_rounds=99
-  )
+  advance = functools.partial(decode.advance, decoder, params, max_rounds=99)
   sampling = specsample.Sampling(temperature=0.0)
   tokens, lengths = specsample.pad_prompts([prompt])
   state = decode.prefill(
-    *(params, tokens, lengths, jax.random.key(0)),
+    decoder,
+    params,
+    tokens,
+    lengths,
+    jax.random.key(0),
     max_new_tokens=7,
     max_length=256,
     sampling=sampling,
-    **kwargs,
   )
-  state = advance(state, **kwargs)
+  state = advance(state)
   text = np.asarray(state.tokens)[0, : int(state.length[0])].tolist()
   state = turns.extend(
+    decoder,
     params,
     state,
     np.asarray([more]),
     np.asarray([len(more)]),
     max_new_tokens=20,
-    **kwargs,
   )
-  state = advance(state, **kwargs)
+  state = advance(state)
   expected = _generate([[*text, *more]], drafters.NoDraft(), num_new=20).tokens[
     0
   ]

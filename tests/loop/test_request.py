@@ -13,6 +13,7 @@ from specsample import testing
 from specsample import tree
 from specsample import verify
 from specsample.loop import decode
+from specsample.loop.decoder import Decoder
 
 VOCAB = 16
 TARGET = testing.HashModel(vocab_size=VOCAB, seed=3)
@@ -44,15 +45,14 @@ def generate(prompts=PROMPTS, params=PARAMS, **kwargs):
   return specsample.generate(params, padded, lengths, key, **settings)
 
 
-def prefill(drafter, max_new_tokens=4):
+def prefill(drafter, max_new_tokens=4, rule=verify.chain):
   padded, lengths = specsample.pad_prompts(PROMPTS)
   return specsample.prefill(
+    Decoder(TARGET, drafter, rule),
     PARAMS,
     padded,
     lengths,
     jax.random.key(0),
-    model=TARGET,
-    drafter=drafter,
     sampling=specsample.Sampling(),
     max_new_tokens=max_new_tokens,
   )
@@ -196,12 +196,7 @@ def test_parameters_belong_to_the_model_and_the_drafter(tiny_llama):
   state = prefill(NGRAM)
   with pytest.raises(ValueError, match=r"'target'\].* is missing"):
     specsample.advance(
-      {'target': {}},
-      state,
-      model=model,
-      drafter=NGRAM,
-      verify=verify.chain,
-      max_rounds=1,
+      Decoder(model, NGRAM, verify.chain), {'target': {}}, state, max_rounds=1
     )
 
 
@@ -316,26 +311,19 @@ def test_a_state_is_for_a_tree_of_as_many_nodes():
     )
     for topology in (tree.chain(2), tree.k_ary((3, 3)))
   ]
-  state = prefill(trees[0])
+  state = prefill(trees[0], rule=verify.tree)
   with pytest.raises(ValueError, match=r'proposes 12 .* of 2, .* made for 2 '):
     specsample.advance(
-      PARAMS,
-      state,
-      verify=verify.tree,
-      max_rounds=1,
-      model=TARGET,
-      drafter=trees[1],
+      Decoder(TARGET, trees[1], verify.tree), PARAMS, state, max_rounds=1
     )
 
 
 def test_a_state_is_for_the_drafter_it_was_made_for():
   state = prefill(NGRAM)
   advance = lambda drafter, **settings: specsample.advance(
+    Decoder(TARGET, drafter, verify.chain),
     PARAMS,
     state,
-    model=TARGET,
-    drafter=drafter,
-    verify=verify.chain,
     max_rounds=1,
     **settings,
   )
@@ -349,17 +337,16 @@ def test_a_state_is_for_the_drafter_it_was_made_for():
   ('changes', 'message'),
   [
     ({'state': None}, 'state is None: give what prefill or advance'),
-    ({'verify': verify.Typical}, 'verify is the class Typical'),
     ({'max_rounds': 1.5}, 'max_rounds is .*: give one integer'),
     ({'max_rounds': np.ones(4, np.int32)}, r'max_rounds has shape \(4,\)'),
     ({'max_finished': True}, 'max_finished is .*: give one integer'),
   ],
 )
 def test_advance_names_what_it_cannot_use(changes, message):
-  arguments = {'state': prefill(NGRAM), 'verify': verify.chain, 'max_rounds': 1}
+  arguments = {'state': prefill(NGRAM), 'max_rounds': 1} | changes
   with pytest.raises(ValueError, match=message):
     specsample.advance(
-      PARAMS, model=TARGET, drafter=NGRAM, **(arguments | changes)
+      Decoder(TARGET, NGRAM, verify.chain), PARAMS, **arguments
     )
 
 
@@ -370,10 +357,9 @@ def test_finish_names_what_it_cannot_use(count):
 
 
 def test_fewer_tokens_can_be_taken_out_than_were_decoded():
-  static = {'model': TARGET, 'drafter': NGRAM}
   state = prefill(NGRAM, max_new_tokens=8)
   state = specsample.advance(
-    PARAMS, state, verify=verify.chain, max_rounds=8, **static
+    Decoder(TARGET, NGRAM, verify.chain), PARAMS, state, max_rounds=8
   )
   output = specsample.finish(state, max_new_tokens=3)
   whole = specsample.finish(state, max_new_tokens=8)

@@ -11,6 +11,7 @@ from specsample import drafters
 from specsample import policies
 from specsample import testing
 from specsample.loop import turns
+from specsample.loop.decoder import Decoder
 from specsample.testing import trained
 
 _VOCAB = 16
@@ -46,12 +47,11 @@ _SCENES = {one.name: one for one in (*_UNTRAINED, *trained.scenes(_VOCAB))}
 def _prefill(scene, prompts, max_new_tokens, sampling=specsample.Sampling()):
   padded, lengths = specsample.pad_prompts(prompts)
   return specsample.prefill(
+    Decoder(scene.model, scene.drafter, specsample.verify.chain),
     scene.params,
     padded,
     lengths,
     jax.random.key(0),
-    model=scene.model,
-    drafter=scene.drafter,
     sampling=sampling,
     max_new_tokens=max_new_tokens,
     max_length=160,
@@ -61,11 +61,9 @@ def _prefill(scene, prompts, max_new_tokens, sampling=specsample.Sampling()):
 def _decoded(scene, state):
   """Returns each row's text when it is done, and the state."""
   state = specsample.advance(
+    Decoder(scene.model, scene.drafter, specsample.verify.chain),
     scene.params,
     state,
-    model=scene.model,
-    drafter=scene.drafter,
-    verify=specsample.verify.chain,
     max_rounds=100,
   )
   rows = zip(*jax.device_get((state.tokens, state.length)), strict=True)
@@ -78,12 +76,11 @@ def _extend(scene, state, texts, max_new_tokens=_SECOND):
   for row, text in zip(tokens, texts, strict=True):
     row[: len(text)] = text
   return specsample.extend(
+    Decoder(scene.model, scene.drafter, specsample.verify.chain),
     scene.params,
     state,
     tokens,
     lengths,
-    model=scene.model,
-    drafter=scene.drafter,
     max_new_tokens=max_new_tokens,
   )
 

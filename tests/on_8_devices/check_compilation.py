@@ -13,6 +13,7 @@ from specsample import policies
 from specsample import sharding
 from specsample import tree
 from specsample.cost import chips
+from specsample.loop.decoder import Decoder
 from specsample.models import transformer
 
 _K = 4
@@ -60,12 +61,11 @@ def test_the_arguments_are_those_of_generate(compiled):
       for name, model in params.items()
     }
     state = specsample.prefill(
+      Decoder(_TARGET, _CONFIG.drafter, _CONFIG.verify),
       placed,
       np.zeros((1, 16), np.int32),
       np.full((1,), 16, np.int32),
       jax.random.key(0),
-      model=_TARGET,
-      drafter=_CONFIG.drafter,
       sampling=_CONFIG.sampling,
       max_new_tokens=64,
       max_length=64,

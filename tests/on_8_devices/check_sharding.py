@@ -40,35 +40,30 @@ def shapes_on_devices(x):
 
 
 def setup(mesh, model=MODEL, num_rows=2):
-  """Returns prefill arguments, with placed parameters, and its settings."""
+  """Returns placed parameters, prompts and their lengths."""
   with jax.set_mesh(mesh):
     params = sharding.place(model.init(jax.random.key(0)), model.param_axes())
   prompts, lengths = specsample.pad_prompts([[1, 2, 3]] * num_rows)
-  arguments = ({'target': params, 'drafter': params}, prompts, lengths)
-  settings = {
-    'model': model,
-    'drafter': drafters.Chain(model=model, num_draft_tokens=3),
-  }
-  return arguments, settings
+  return {'target': params, 'drafter': params}, prompts, lengths
+
+
+def decoder_of(model, rule=specsample.verify.chain):
+  chain = drafters.Chain(model=model, num_draft_tokens=3)
+  return specsample.Decoder(model, chain, rule)
 
 
 def counts_of_a_round(mesh, rule, model=MODEL):
-  arguments, settings = setup(mesh, model)
+  arguments, decoder = setup(mesh, model), decoder_of(model, rule)
   with jax.set_mesh(mesh):
     state = decode.prefill(
+      decoder,
       *arguments,
       jax.random.key(0),
       sampling=SAMPLING,
       max_new_tokens=8,
-      **settings,
     )
-    lowered = decode._advance.lower(
-      *(arguments[0], state),
-      verify=rule,
-      stop=stopping.placed(specsample.Stop(), model),
-      max_rounds=8,
-      **settings,
-    )
+    stop = stopping.placed(specsample.Stop(), model)
+    lowered = decode._advance.lower(decoder, arguments[0], state, stop, 8, None)
   return hlo_counts.count(lowered.compile().as_text(), model.vocab_size)
 
 
@@ -141,30 +136,31 @@ class Drifting:
 
 def test_a_carry_whose_sharding_drifts_is_an_error_when_traced():
   mesh = sharding.make_mesh(2, 4)
-  arguments, settings = setup(mesh)
-  settings['model'] = Drifting(MODEL)
-  settings['drafter'] = drafters.NoDraft()
+  decoder = specsample.Decoder(
+    Drifting(MODEL), drafters.NoDraft(), specsample.verify.chain
+  )
+  arguments = setup(mesh)
   with jax.set_mesh(mesh), pytest.raises(TypeError, match=r'keys\[0\]'):
     decode.prefill(
+      decoder,
       *arguments,
       jax.random.key(0),
       sampling=SAMPLING,
       max_new_tokens=8,
-      **settings,
     )
 
 
 @pytest.mark.parametrize('data, model, explicit', [(2, 4, True), (1, 8, False)])
 def test_weights_and_caches_are_in_equal_parts(data, model, explicit):
   mesh = sharding.make_mesh(data, model, explicit=explicit)
-  arguments, settings = setup(mesh, num_rows=8)
+  arguments = setup(mesh, num_rows=8)
   with jax.set_mesh(mesh):
     state = decode.prefill(
+      decoder_of(MODEL),
       *arguments,
       jax.random.key(0),
       sampling=SAMPLING,
       max_new_tokens=8,
-      **settings,
     )
   target = arguments[0]['target']
   attention = target['layers'][0]['attention']

@@ -165,23 +165,19 @@ def host_params(name):
 def generate(params, case, sampling):
   """Returns the output, and the counts of a round of the compiled loop."""
   _, drafter, rule = CASES[case]
-  of_both = {'model': TARGET, 'drafter': drafter}
+  decoder = specsample.Decoder(TARGET, drafter, rule)
   state = specsample.prefill(
+    decoder,
     params,
     PROMPTS,
     LENGTHS,
     jax.random.key(0),
     sampling=sampling,
     max_new_tokens=MAX_NEW_TOKENS,
-    **of_both,
   )
-  stop = stopping.placed(specsample.Stop(), TARGET)
-  dynamic = {'stop': stop, 'max_rounds': MAX_NEW_TOKENS}
-  lowered = decode._advance.lower(
-    params, state, verify=rule, **dynamic, **of_both
-  )
-  loop = lowered.compile()
-  state = loop(params, state, **dynamic)
+  dynamic = stopping.placed(specsample.Stop(), TARGET), MAX_NEW_TOKENS, None
+  loop = decode._advance.lower(decoder, params, state, *dynamic).compile()
+  state = loop(params, state, *dynamic)
   output = specsample.finish(
     state, max_new_tokens=MAX_NEW_TOKENS, batch_size=len(LENGTHS)
   )

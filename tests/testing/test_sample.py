@@ -8,6 +8,7 @@ import pytest
 
 from specsample import drafters
 from specsample import verify
+from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.testing import acceptance
 from specsample.testing import conditional
@@ -26,14 +27,16 @@ _GROUPS = (
 @pytest.fixture(scope='module')
 def sample():
   return sample_lib.draw(
+    Decoder(
+      _MODEL,
+      drafters.Chain(
+        model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=1
+      ),
+      verify.chain,
+    ),
     {'target': {}, 'drafter': {}},
     _GROUPS,
     jax.random.key(1),
-    model=_MODEL,
-    drafter=drafters.Chain(
-      model=dataclasses.replace(_MODEL, noise=0.5), num_draft_tokens=1
-    ),
-    verify=verify.chain,
     num_tokens=4,
     num_rows=10_000,
   )
@@ -92,11 +95,9 @@ def test_an_empty_sample_is_refused(nothing):
   settings = {'groups': _GROUPS, 'num_rows': 1, 'num_tokens': 1} | nothing
   with pytest.raises(ValueError, match='give at least one of each'):
     sample_lib.draw(
+      Decoder(_MODEL, drafters.NoDraft(), verify.chain),
       {},
       key=jax.random.key(0),
-      model=_MODEL,
-      drafter=drafters.NoDraft(),
-      verify=verify.chain,
       **settings,
     )
 

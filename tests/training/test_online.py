@@ -15,6 +15,7 @@ from specsample import drafters
 from specsample import testing
 from specsample import verify
 from specsample.loop import decode
+from specsample.loop.decoder import Decoder
 from specsample.testing import trained
 from specsample.training import dflash
 from specsample.training import dflash2
@@ -61,11 +62,7 @@ _LEARNERS = {
 }
 _LEARNER = _LEARNERS['DraftModel']
 _PROMPTS, _LENGTHS = specsample.pad_prompts([[1, 2, 3, 1], [5], [7, 8, 9]])
-_SETTINGS = {
-  'model': _TARGET,
-  'sampling': specsample.Sampling(),
-  'max_new_tokens': 32,
-}
+_SETTINGS = {'sampling': specsample.Sampling(), 'max_new_tokens': 32}
 
 
 @functools.cache
@@ -83,19 +80,17 @@ def _params(name='DraftModel'):
 def _state(learner=_LEARNER, name='DraftModel', rounds=6):
   """Returns the state after some rounds, in which drafts were rejected."""
   state = decode.prefill(
+    Decoder(_TARGET, learner.drafter, verify.chain),
     _params(name),
     _PROMPTS,
     _LENGTHS,
     jax.random.key(0),
-    drafter=learner.drafter,
     **_SETTINGS,
   )
   return decode.advance(
+    Decoder(_TARGET, learner.drafter, verify.chain),
     _params(name),
     state,
-    model=_TARGET,
-    drafter=learner.drafter,
-    verify=verify.chain,
     max_rounds=rounds,
   )
 
@@ -107,6 +102,7 @@ def _generate(learned, learner=_LEARNER, seed=0, **settings):
     _LENGTHS,
     jax.random.key(seed),
     learner=learner,
+    model=_TARGET,
     verify=verify.chain,
     **(_SETTINGS | settings),
   )
@@ -120,6 +116,7 @@ def _plain():
     _PROMPTS,
     _LENGTHS,
     jax.random.key(0),
+    model=_TARGET,
     drafter=drafters.NoDraft(),
     verify=verify.chain,
     **_SETTINGS,

@@ -64,19 +64,17 @@ def test_draws_in_bfloat16_are_from_the_probabilities_it_returns(name):
   drawn, returned = [], []
   watched = _Watched(drafter, drawn, returned)
   prompts = np.arange(4 * 6).reshape(4, 6) % model.vocab_size
-  both = {'model': model, 'drafter': watched}
+  decoder = specsample.Decoder(model, watched, specsample.verify.block)
   state = specsample.prefill(
+    decoder,
     params,
     prompts,
     np.asarray([6, 2, 5, 1]),
     jax.random.key(0),
     sampling=specsample.Sampling(temperature=0.8, top_p=0.9),
     max_new_tokens=8,
-    **both,
   )
-  specsample.advance(
-    params, state, verify=specsample.verify.block, max_rounds=1, **both
-  )
+  specsample.advance(decoder, params, state, max_rounds=1)
   jax.effects_barrier()
   ((probs, length),) = returned
   probs, length = np.asarray(probs), np.asarray(length)

@@ -18,7 +18,9 @@ from specsample import drafters
 from specsample import sampling as sampling_lib
 from specsample import verify
 from specsample.loop import decode
+from specsample.loop import passes
 from specsample.loop import step
+from specsample.loop.decoder import Decoder
 from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
 from specsample.testing import acceptance
@@ -257,12 +259,10 @@ def sampled(
   laws = sample_lib.laws(reference, {}, groups, num_tokens, eos_id)
   with mistake():
     sample = sample_lib.draw(
+      Decoder(model, drafter, verifier),
       _params(),
       groups,
       jax.random.key(7),
-      model=model,
-      drafter=drafter,
-      verify=verifier,
       num_tokens=num_tokens,
       num_rows=_NUM_ROWS,
       stop=Stop(eos_ids=() if eos_id is None else (eos_id,)),
@@ -297,14 +297,8 @@ def recomputed(
       np.tile(cases.PROMPT, (rows, 1)),
       np.full(rows, len(cases.PROMPT)),
     )
-    state = decode.advance(
-      of_scene.params,
-      state,
-      model=of_scene.model,
-      drafter=drafter,
-      verify=verify.chain,
-      max_rounds=2,
-    )
+    decoder = Decoder(of_scene.model, drafter, verify.chain)
+    state = decode.advance(decoder, of_scene.params, state, max_rounds=2)
     fresh = _prefill(of_scene, of_scene.drafter, state.tokens, state.length)
     fresh = dataclasses.replace(fresh, limit=state.limit, round=state.round)
     found = _kept(of_scene, drafter, state)
@@ -318,12 +312,11 @@ def recomputed(
 
 def _prefill(scene, drafter, prompts, lengths):
   return decode.prefill(
+    Decoder(scene.model, drafter, verify.chain),
     scene.params,
     prompts,
     lengths,
     jax.random.key(7),
-    model=scene.model,
-    drafter=drafter,
     sampling=PLAIN,
     # Leaves room for a whole draft in round 3.
     max_new_tokens=3 * (drafter.num_draft_tokens + 1),
@@ -332,15 +325,12 @@ def _prefill(scene, drafter, prompts, lengths):
 
 def _kept(scene, drafter, state):
   """Returns the probability [B, K] of keeping each of the next drafts."""
+  decoder = Decoder(scene.model, drafter, verify.chain)
 
   @jax.jit
   def at_least(params, state):
-    draft, _ = step.propose(
-      params, state, model=scene.model, drafter=drafter, verify=verify.chain
-    )
-    output, _ = step.score(
-      params, state, draft, model=scene.model, drafter=drafter
-    )
+    draft, _ = step.propose(decoder, params, state)
+    output, _ = passes.score(decoder, params, state, draft)
     law = jax.vmap(verify.chain.law)(draft, jax.nn.softmax(output.logits))
     return 1 - jnp.cumsum(law.stop[:, :-1], axis=1)
 

@@ -9,6 +9,7 @@ from experiments.certificate.planted import detectors
 from experiments.certificate.planted import drafters
 from experiments.certificate.planted.detectors import Reading
 from specsample import verify
+from specsample.loop.decoder import Decoder
 from specsample.testing import adapting
 from specsample.testing import sample as sample_lib
 from specsample.testing.sample import Group
@@ -66,12 +67,10 @@ def sampled(is_mistaken: bool = False) -> Reading:
     )
   model = learner.objective.target
   sample = adapting.draw(
+    Decoder(model, drafter, verify.chain),
     params,
     _GROUPS,
     jax.random.key(7),
-    model=model,
-    drafter=drafter,
-    verify=verify.chain,
     learner=learner,
     num_tokens=_NUM_TOKENS,
     num_rows=_NUM_ROWS,

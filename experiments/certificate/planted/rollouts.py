@@ -14,6 +14,7 @@ from experiments.certificate.planted.detectors import Reading
 import specsample
 from specsample import types
 from specsample import verify
+from specsample.loop.decoder import Decoder
 from specsample.loop.rollout import Rollouts
 from specsample.testing import cases as cases_lib
 from specsample.testing import conditional
@@ -112,8 +113,9 @@ def remembering(have_same_key: bool = False) -> Reading:
   sample = second_call.draw(
     _GROUPS,
     (key, key) if have_same_key else keys,
-    models=_POLICIES,
-    verify=verify.chain,
+    decoders=tuple(
+      Decoder(model, second_call.SUFFIX, verify.chain) for model in _POLICIES
+    ),
     num_tokens=_NUM_TOKENS,
     num_rows=_NUM_ROWS,
   )

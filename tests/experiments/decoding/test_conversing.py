@@ -27,7 +27,7 @@ def target(checkpoint):
 
 
 def _conversation(target, drafter, max_length=384):
-  decoder = stream.Decoder(
+  decoder = stream.OneRow(
     target=target,
     method=methods.Method(drafter=drafter),
     sampling=specsample.Sampling(),

@@ -15,7 +15,7 @@ def chunks(checkpoint):
   target = specsample.load(checkpoint)
 
   def decode(drafter, prompt, max_new_tokens, chunk_seconds=0.0):
-    decoder = stream.Decoder(
+    decoder = stream.OneRow(
       target=target,
       method=methods.Method(drafter=drafter),
       sampling=specsample.Sampling(),

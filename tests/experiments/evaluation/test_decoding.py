@@ -16,7 +16,6 @@ from experiments.evaluation import evaluation as evaluation_lib
 import specsample
 from specsample import drafters
 from specsample import policies
-from specsample.loop import step
 from specsample.testing import hash_model
 from specsample.testing import tiny
 
@@ -86,31 +85,29 @@ def _run_compiled(
 )
 def test_a_round_of_each_width_is_run(drafter, expected):
   model = tiny.tiny_llama(vocab_size=16)
-  settings = {'model': model, 'drafter': drafter}
+  decoder = specsample.Decoder(model, drafter, specsample.verify.chain)
   params = {'target': model.init(jax.random.key(0)), 'drafter': {}}
 
   def begin(rows):
     tokens, lengths = specsample.pad_prompts(rows)
     return specsample.prefill(
-      *(params, tokens, lengths, jax.random.key(0)),
+      decoder,
+      params,
+      tokens,
+      lengths,
+      jax.random.key(0),
       sampling=specsample.Sampling(),
       max_new_tokens=16,
-      **settings,
     )
 
   drafted = []
 
   def advance(state):
-    state = specsample.advance(
-      *(params, state),
-      verify=specsample.verify.chain,
-      max_rounds=1,
-      **settings,
-    )
+    state = specsample.advance(decoder, params, state, max_rounds=1)
     drafted.append(np.flatnonzero(np.asarray(state.proposed[0])).tolist())
     return state
 
-  widths = step.widths(model, drafter)
+  widths = decoder.widths
   setup_lib.warm_up(begin, advance, [[1, 2, 3, 4, 5, 6]], widths)
   assert list(widths) == expected
   assert drafted == [[width] for width in widths]
