@@ -17,7 +17,6 @@ from specsample.testing import acceptance
 from specsample.testing import adapting
 from specsample.testing import cases
 from specsample.testing import grammar
-from specsample.testing import neighbours
 from specsample.testing import sample as sample_lib
 from specsample.testing import tiny
 from specsample.testing import trained
@@ -385,5 +384,5 @@ def _of_whole_batches():
       kind,
       settings='pairs of rows',
       params={'target': {}, 'drafter': own},
-      sample=neighbours.draw,
+      sample=sample_lib.draw_in_pairs,
     )

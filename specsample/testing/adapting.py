@@ -6,7 +6,6 @@ of a single row would be too small to detect.
 """
 
 from collections.abc import Iterator
-import functools
 
 import jax
 import optax
@@ -76,38 +75,9 @@ def draw(
     params, groups, key, num_tokens, num_rows, stop: as for `sample.draw`.
     learner: how a row's drafter learns.
   """
-  size = _ROWS - _ROWS % len(groups)
+  learned = online.init(params, learner)
 
-  def run(state):
-    output = _rounds(
-      decoder,
-      online.init(params, learner),
-      jax.tree.map(lambda x: x[:, None], state),
-      learner=learner,
-      num_tokens=num_tokens,
-      stop=stop,
-    )
-    return jax.tree.map(lambda x: x[:, 0], output)
-
-  return sample_lib.draw_by(
-    run,
-    decoder,
-    params,
-    groups,
-    key,
-    num_tokens=num_tokens,
-    num_rows=num_rows,
-    batch_size=size,
-  )
-
-
-@functools.partial(
-  jax.jit, static_argnames=('decoder', 'stop', 'learner', 'num_tokens')
-)
-def _rounds(decoder, learned, states, *, stop, learner, num_tokens):
-  """Returns the output of states [n, 1, ...], batches of one row each."""
-
-  def of_row(state):
+  def run(learned, state):
     def next_update(carry, _):
       state, learned = carry
       state = decode.advance(
@@ -124,6 +94,16 @@ def _rounds(decoder, learned, states, *, stop, learner, num_tokens):
     (state, _), _ = jax.lax.scan(
       next_update, (state, learned), length=num_tokens
     )
-    return decode.finish(state, max_new_tokens=num_tokens)
+    return state
 
-  return jax.vmap(of_row)(states)
+  return sample_lib.draw_in_batches(
+    run,
+    decoder,
+    params,
+    groups,
+    key,
+    shared=learned,
+    num_tokens=num_tokens,
+    num_rows=num_rows,
+    at_once=_ROWS - _ROWS % len(groups),
+  )

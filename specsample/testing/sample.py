@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -95,8 +96,7 @@ def draw(
   return join(outputs, num_tokens, len(groups))
 
 
-def draw_by(
-  run: Callable[[DecodeState], Output],
+def draw_in_pairs(
   decoder: Decoder,
   params: Params,
   groups: tuple[Group, ...],
@@ -104,31 +104,86 @@ def draw_by(
   *,
   num_tokens: int,
   num_rows: int,
-  batch_size: int,
+  stop: Stop = _NO_STOP,
 ) -> Sample:
-  """Draws as `draw` does, with a loop other than that of `decode.generate`.
+  """Draws as `draw` does, in batches of two rows that decide together.
+
+  In a single batch of thousands of rows, no single row would affect what the
+  batch drafts. The two are of successive groups.
+  """
+
+  def run(params, state):
+    # Every round emits at least one token.
+    return decode.advance(
+      decoder, params, state, stop=stop, max_rounds=num_tokens
+    )
+
+  return draw_in_batches(
+    run,
+    decoder,
+    params,
+    groups,
+    key,
+    rows=2,
+    num_tokens=num_tokens,
+    num_rows=num_rows,
+    at_once=_ROWS - _ROWS % (2 * len(groups)),
+  )
+
+
+def draw_in_batches(
+  run: Callable[..., DecodeState],
+  decoder: Decoder,
+  params: Params,
+  groups: tuple[Group, ...],
+  key: Array,
+  *,
+  rows: int = 1,
+  shared: Any = None,
+  own: tuple[Any, ...] = (),
+  num_tokens: int,
+  num_rows: int,
+  at_once: int,
+) -> Sample:
+  """Draws as `draw` does, in many small batches that run side by side.
 
   Args:
-    run: decodes rows whose prompts have been prefilled.
+    run: decodes a batch whose prompts have been prefilled, until its rows are
+      done. It gets what all batches share, the batch's state, and its `own`.
     decoder, params, groups, key, num_tokens, num_rows: as for `draw`.
-    batch_size: rows that are decoded at once, a multiple of len(groups).
+    rows: the rows of a batch.
+    shared: by default `params`.
+    own: trees of arrays, in which the first axis is that of the batches.
+    at_once: rows that are decoded at once, a multiple of len(groups) and of
+      `rows`.
   """
-  rows = requests(groups, batch_size)
+  shared = params if shared is None else shared
+  requested = requests(groups, at_once)
+
+  @jax.jit
+  def decoded(shared, state, own) -> Output:
+    def of_batch(state, own):
+      state = run(shared, state, *own)
+      return decode.finish(state, max_new_tokens=num_tokens)
+
+    split = lambda x: x.reshape(-1, rows, *x.shape[1:])
+    output = jax.vmap(of_batch)(jax.tree.map(split, state), own)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), output)
 
   def batch(start) -> Output:
     state = decode.prefill(
       decoder,
       params,
-      rows.prompts,
-      rows.lengths,
+      requested.prompts,
+      requested.lengths,
       key,
-      request_ids=start + np.arange(batch_size, dtype=np.int32),
-      sampling=rows.sampling,
+      request_ids=start + np.arange(at_once, dtype=np.int32),
+      sampling=requested.sampling,
       max_new_tokens=num_tokens,
     )
-    return jax.device_get(run(state))
+    return jax.device_get(decoded(shared, state, own))
 
-  outputs = [batch(start) for start in range(0, num_rows, batch_size)]
+  outputs = [batch(start) for start in range(0, num_rows, at_once)]
   return join(outputs, num_tokens, len(groups))
 
 

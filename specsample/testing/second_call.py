@@ -139,38 +139,22 @@ def draw(
     for prompt, row in zip(prompts, first.tokens, strict=True)
   ]
 
-  def run(state):
-    output = _advance(
+  def run(shared, state, store):
+    return decode.advance(
       decoders[1],
-      jax.tree.map(lambda *x: np.stack(x), *stores),
-      jax.tree.map(lambda x: x[:, None], state),
-      num_tokens=num_tokens,
+      shared | {'drafter': {'store': store}},
+      state,
+      max_rounds=num_tokens,
     )
-    return jax.tree.map(lambda x: x[:, 0], output)
 
-  return sample_lib.draw_by(
+  return sample_lib.draw_in_batches(
     run,
     decoders[1],
     {'target': {}, 'drafter': {'store': stores[0]}},
     groups,
     keys[1],
+    own=(jax.tree.map(lambda *x: np.stack(x), *stores),),
     num_tokens=num_tokens,
     num_rows=num_rows,
-    batch_size=len(stores),
+    at_once=len(stores),
   )
-
-
-@functools.partial(jax.jit, static_argnames=('decoder', 'num_tokens'))
-def _advance(decoder, stores, states, *, num_tokens):
-  """Returns the output of states [n, 1, ...], batches of one row each."""
-
-  def of_row(store, state):
-    state = decode.advance(
-      decoder,
-      {'target': {}, 'drafter': {'store': store}},
-      state,
-      max_rounds=num_tokens,
-    )
-    return decode.finish(state, max_new_tokens=num_tokens)
-
-  return jax.vmap(of_row)(stores, states)

@@ -191,3 +191,21 @@ def sees_siblings():
     'order',
     lambda batch, num_new, parents: shipped(batch, num_new, None),
   )
+
+
+# By the names that the certificate has.
+MISTAKES = {
+  'rejected drafts left in a recurrent state': keeps_all_in_the_state,
+  "rejected drafts left in a convolution's tail": keeps_all_in_the_tail,
+  'a recurrent state that always keeps the pending token': keeps_at_least_one,
+  'a recurrent state rolled forward by at most three tokens': (
+    keeps_at_most_three
+  ),
+  'the old state read after a round that kept no draft': stale_without_drafts,
+  'the log of the row beside folded into a recurrent state': (
+    logs_of_the_row_beside
+  ),
+  "a tree's first nodes folded into a recurrent state": first_nodes,
+  'a recurrent state that passes through the siblings of a node': sees_siblings,
+  'a recurrent state rounded to bfloat16': rounded_state,
+}

@@ -87,3 +87,17 @@ class ForgetsDrafts(Constraint):
 
 def _go_on(sampling, probs, drafted):
   return sampling_lib.warp(sampling, None, jnp.log(probs), drafted)
+
+
+# By the names that the certificate has.
+MISTAKES = {
+  'the bias added after the penalties': bias_after_penalties,
+  'the temperature applied after the filters': temperature_after_filters,
+  'top-p before top-k': top_p_before_top_k,
+  'min-p of the sum, not of the largest': min_p_of_the_sum,
+  'a forbidden token among the k of top-k': constraint_after_top_k,
+  "presence and frequency penalties that count the prompt's tokens": (
+    penalties_of_the_prompt
+  ),
+  'a repetition penalty that overlooks the prompt': repetitions_of_the_output,
+}
