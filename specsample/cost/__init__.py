@@ -8,7 +8,6 @@ from specsample.cost.formulas import implied_acceptance
 from specsample.cost.formulas import implied_tokens
 from specsample.cost.formulas import leviathan_speedup
 from specsample.cost.formulas import memory_bound_speedup
-from specsample.cost.formulas import mixed_round
 from specsample.cost.formulas import PassTimes
 from specsample.cost.formulas import Round
 from specsample.cost.formulas import speedup
@@ -25,7 +24,6 @@ __all__ = [
   'implied_tokens',
   'leviathan_speedup',
   'memory_bound_speedup',
-  'mixed_round',
   'speedup',
   'width_of',
 ]

@@ -1,6 +1,5 @@
 """The cost model against the numbers that its papers print."""
 
-import functools
 import math
 
 import pytest
@@ -140,92 +139,15 @@ def test_a_batch_pays_for_the_tokens_of_its_pass():
 
 # A pass over one token takes 10, over one token and four drafts 14.
 _PASSES = cost.PassTimes((1, 2, 5, 10), (10.0, 10.5, 14.0, 18.0))
-# Three rounds in four draft nothing, the fourth drafts all four tokens.
-_SELDOM = (0.75, 0, 0, 0, 0.25)
-
-
-def test_rounds_without_drafts_cost_a_plain_pass():
-  mixed = functools.partial(
-    cost.mixed_round,
-    _PASSES,
-    shares=_SELDOM,
-    acceptance=0.5,
-    overhead_seconds=0.5,
-  )
-  varied, always_wide = mixed(widths=(0, 4)), mixed(widths=(4,))
-  # .75 * 1 + .25 * (1 + .5 + .25 + .125 + .0625)
-  assert varied.tokens_per_round == always_wide.tokens_per_round == 1.234375
-  assert varied.verify_seconds == 0.75 * 10 + 0.25 * 14
-  assert always_wide.verify_seconds == 14
-  assert varied.seconds_per_token == pytest.approx(11.5 / 1.234375)
-  assert varied.speedup == pytest.approx(12.34375 / 11.5)  # 1.07
-  assert always_wide.speedup == pytest.approx(12.34375 / 14.5)  # 0.85
 
 
 def test_a_draft_is_read_by_the_first_width_that_holds_it():
   assert [cost.width_of(i, (0, 1, 4)) for i in range(5)] == [0, 1, 4, 4, 4]
-  found = cost.mixed_round(
-    _PASSES,
-    shares=(0, 0.5, 0.5, 0, 0),
-    acceptance=1,
-    widths=(0, 1, 4),
-    draft_seconds=0.2,
-  )
-  assert found.tokens_per_round == 2.5
-  assert found.verify_seconds == 0.5 * 10.5 + 0.5 * 14
-  assert found.draft_seconds == pytest.approx(0.5 * 0.2 + 0.5 * 0.4)
-
-
-def test_the_widest_row_decides_for_a_batch():
-  found = cost.mixed_round(
-    _PASSES,
-    shares=_SELDOM,
-    acceptance=0,
-    widths=(0, 4),
-    draft_seconds=1.0,
-    batch=2,
-  )
-  # Neither row drafts in .75 ** 2 of the rounds.
-  assert found.verify_seconds == pytest.approx(0.5625 * 10.5 + 0.4375 * 18)
-  assert found.draft_seconds == pytest.approx(0.4375 * 4)
-  assert found.pass_seconds == 10.5
-  assert found.tokens_per_round == 1
-
-
-def test_rounds_that_always_draft_k_are_those_of_a_chain():
-  shared = {'draft_seconds': 0.3, 'overhead_seconds': 0.1, 'batch': 2}
-  found = cost.mixed_round(
-    _PASSES, shares=(0, 0, 0, 0, 1), acceptance=0.6, widths=(0, 4), **shared
-  )
-  chain = cost.chain_round(
-    _PASSES,
-    tokens_per_round=cost.expected_tokens(0.6, 4),
-    num_draft_tokens=4,
-    **shared,
-  )
-  assert found == chain
-
-
-def _mixed(**changes):
-  settings = {'shares': _SELDOM, 'acceptance': 0.5, 'widths': (0, 4)}
-  return cost.mixed_round(_PASSES, **settings | changes)
 
 
 @pytest.mark.parametrize(
   ('call', 'message'),
   [
-    (lambda: _mixed(shares=(0.5, 0.6)), 'which sum to 1.1: give a share'),
-    (lambda: _mixed(shares=()), 'which sum to 0: give a share'),
-    (lambda: _mixed(shares=(-1, 2)), 'a share is -1'),
-    (lambda: _mixed(acceptance=2), 'acceptance is 2'),
-    (
-      lambda: _mixed(widths=(0, 3)),
-      r'\(0, 3\): .* from 0 to 4, ending with 4',
-    ),
-    (lambda: _mixed(widths=(4, 0)), r'widths are \(4, 0\)'),
-    (lambda: _mixed(widths=(-1, 4)), r'widths are \(-1, 4\)'),
-    (lambda: _mixed(batch=0), 'batch is 0'),
-    (lambda: _mixed(batch=3), 'over 15 tokens was asked for, but only 1 to 10'),
     (lambda: cost.width_of(5, (0, 4)), r'\(0, 4\), but a round drafts up to 5'),
     (lambda: cost.expected_tokens(1.1, 4), 'acceptance is 1.1'),
     (lambda: cost.expected_tokens(math.nan, 4), 'acceptance is nan'),
