@@ -85,8 +85,8 @@ def _is_drafter(path: epath.Path) -> bool:
   if any((path / name).exists() for name in (card.NAME, drafter_lib.NAME)):
     return True
   try:
-    source = source_lib.open_folder(path)
-    return source is not None and layouts.find(source) is not None
+    opened = source_lib.open_folder(path)
+    return opened is not None and layouts.find(*opened) is not None
   except ValueError:
     return False  # the loader of models says what is wrong
 

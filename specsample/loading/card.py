@@ -117,9 +117,9 @@ def make(
       f'{list(_KINDS)}'
     )
   settings = {
-    field.name: _to_json(getattr(drafter, field.name))
-    for field in dataclasses.fields(drafter)
-    if field.name != 'model'
+    name: _to_json(value)
+    for name, value in fields_of(drafter).items()
+    if name != 'model'
   }
   own = {
     'format': _FORMAT,
@@ -135,6 +135,11 @@ def make(
       f'the card cannot be written as JSON ({error}): use only text, finite '
       'numbers, and lists and dicts of these'
     ) from error
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+  """Returns the fields of a dataclass, such as a drafter, by name."""
+  return {x.name: getattr(value, x.name) for x in dataclasses.fields(value)}
 
 
 def read(folder: epath.Path) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from specsample import drafters
 from specsample import files
-from specsample.loading import load
 from specsample.loading.published import source as source_lib
 from specsample.models import config as config_lib
 from specsample.models import gemma
 
-_NAMES = {
+_TABLE = {
   'project.kernel': 'pre_projection.weight',
   'back.kernel': 'post_projection.weight',
   'norm.scale': 'norm.weight',
@@ -22,50 +21,28 @@ _NAMES = {
 _NUM_DRAFT_TOKENS = 4
 
 
-def plan(
-  source: source_lib.Source,
-  target: load.Loaded,
-  num_draft_tokens: int | None,
-) -> source_lib.Plan:
+def plan(source: source_lib.Source) -> source_lib.Plan:
   """Plans an assistant."""
-  config = source.config
-  shape = gemma.assistant(config, target.model.dtype)
-  for key, found, wanted in (
-    (
-      'backbone_hidden_size',
-      config.size('backbone_hidden_size'),
-      target.model.dim,
-    ),
-    ('vocab_size', shape.vocab_size, target.model.vocab_size),
-  ):
-    if found != wanted:
-      raise ValueError(
-        f"{config.origin}: {key} is {found}, but the target's is {wanted}: the "
-        'drafter was made for another target'
-      )
+  config, model = source.config, source.target.model
+  shape = gemma.assistant(config, model.dtype)
+  width = config.size('backbone_hidden_size')
+  source.refuse_other_target('backbone_hidden_size', width, model.dim)
+  source.refuse_other_target('vocab_size', shape.vocab_size, model.vocab_size)
   is_ordered = config.flag('use_ordered_embeddings')
   size = lambda key: config.size(key) if is_ordered else 0
   drafter = drafters.Assistant(
-    model=target.model,
-    kv_layers=_kv_layers(config, target.model),
-    num_draft_tokens=(
-      _num_draft_tokens(source)
-      if num_draft_tokens is None
-      else num_draft_tokens
-    ),
+    model=model,
+    kv_layers=_kv_layers(config, model),
+    num_draft_tokens=source.drafts(_num_draft_tokens(source)),
     layer_config=shape,
     num_clusters=size('num_centroids'),
     num_best_clusters=size('centroid_intermediate_top_k'),
   )
   # Its embedding is only read as an unembedding, if none is stored.
-  heads = (source_lib.UNEMBEDDING, 'embed_tokens.weight')
+  heads = ('lm_head.weight', 'embed_tokens.weight')
   head = next((x for x in heads if x in source.tensors), heads[-1])
-  return source_lib.Plan(
-    drafter=drafter,
-    source=source,
-    names=_NAMES | {'vocabulary.unembedding': head},
-    ignored={*heads} - {head},
-  )
+  table = _TABLE | {'vocabulary.unembedding': head}
+  return source_lib.Plan(drafter, table, ignored={*heads} - {head})
 
 
 def _kv_layers(config, model):

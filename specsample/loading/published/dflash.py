@@ -13,50 +13,53 @@ import numpy as np
 
 from specsample import drafters
 from specsample.drafters import dspark
-from specsample.loading import load
-from specsample.loading.published import eagle
 from specsample.loading.published import layer
 from specsample.loading.published import source as source_lib
 from specsample.loading.published import writing
-from specsample.models import config as config_lib
 
-_NAMES = (
-  layer.names('layers.{}.', 'layers.{}.')
-  | {
-    'fuse.kernel': 'fc.weight',
-    'fused_norm.scale': 'hidden_norm.weight',
-    'norm.scale': 'norm.weight',
-    'vocabulary.unembedding': source_lib.UNEMBEDDING,
-    'markov.before': 'markov_head.markov_w1.weight',
-    'markov.behind': 'markov_head.markov_w2.weight',
-    'markov.gate.kernel': 'markov_head.gate_proj.weight',
-    'markov.gate.bias': 'markov_head.gate_proj.bias',
-    'markov.joint.kernel': 'markov_head.joint_proj.weight',
-    'markov.joint.bias': 'markov_head.joint_proj.bias',
-    'selector.hidden.kernel': 'candidate_selector.hidden_projection.weight',
-    'selector.predecessor': 'candidate_selector.predecessor_codebook',
-    'selector.successor': 'candidate_selector.successor_codebook',
-    'confidence.kernel': 'confidence_head.proj.weight',
-    'confidence.bias': 'confidence_head.proj.bias',
-  }
-  | {
+# The names of the token of the masks; the second is of DeepSpec's DSpark.
+_MASKS = ('mask_token_id', 'dspark_noise_token_id')
+_MARKOV = 'markov_head.markov_w1.weight'
+_SELECTOR = 'candidate_selector.hidden_projection.weight'
+
+
+def _mask(source):
+  token = _mask_token_id(source)
+  return source_lib.embed(source.target, [token])[0]
+
+
+_TABLE = source_lib.VOCABULARY | {
+  'fuse.kernel': 'fc.weight',
+  'fused_norm.scale': 'hidden_norm.weight',
+  'norm.scale': 'norm.weight',
+  'mask': _mask,
+  'markov.before': _MARKOV,
+  'markov.behind': 'markov_head.markov_w2.weight',
+  'markov.gate.kernel': 'markov_head.gate_proj.weight',
+  'markov.gate.bias': 'markov_head.gate_proj.bias',
+  'markov.joint.kernel': 'markov_head.joint_proj.weight',
+  'markov.joint.bias': 'markov_head.joint_proj.bias',
+  'confidence.kernel': 'confidence_head.proj.weight',
+  'confidence.bias': 'confidence_head.proj.bias',
+  'selector.hidden.kernel': _SELECTOR,
+  'selector.predecessor': 'candidate_selector.predecessor_codebook',
+  'selector.successor': 'candidate_selector.successor_codebook',
+  **{
     f'layers.{{}}.{conv}.{ours}': f'layers.{{}}.{conv}.{theirs}'
     for conv in ('attention_conv', 'mlp_conv')
     for ours, theirs in (
       ('base', 'base_kernel'),
       ('projection.kernel', 'kernel_projection.weight'),
     )
-  }
-)
-# The names of the token of the masks; the second is of DeepSpec's DSpark.
-_MASKS = ('mask_token_id', 'dspark_noise_token_id')
+  },
+}
 
 
-def plan(
-  source: source_lib.Source,
-  target: load.Loaded,
-  num_draft_tokens: int | None,
-) -> source_lib.Plan:
+def _table(like=None):
+  return _TABLE | layer.table('layers.{}.', 'layers.{}.', like)
+
+
+def plan(source: source_lib.Source) -> source_lib.Plan:
   """Plans DFlash, DSpark if there is a Markov head, or DFlash 2."""
   config = _of_block(source.config)
   config.only('draft_shift', False)  # of JetSpec: reads other slots
@@ -72,91 +75,44 @@ def plan(
       f'{own_mask} is a mask of its own, which is not supported: give a '
       'drafter whose mask is the embedding of mask_token_id'
     )
-  is_spark = _NAMES['markov.before'] in source.tensors
+  is_spark = _MARKOV in source.tensors
   _check_heads(source, config, is_spark)
-  layer_config = layer.config_of(
-    source, eagle.of_layer(source.config), target, 'layers.0.'
-  )
-  mask_id = source_lib.mask_token_id(config, target, _MASKS)
+  layers = layer.config_of(source, source.layer_config, 'layers.0.')
   from_pending = _drafts_from_pending(source.config)
+  num_draft_tokens = source.num_draft_tokens
   if num_draft_tokens is None:
     size = config.size_of_one('block_size', 'dspark_block_size')
     num_draft_tokens = size if from_pending else size - 1
-  ids, ignored = eagle.read_ids(source, target)
-  ignored |= layer.unit_scalars(source)
   settings: dict[str, Any] = {
-    'model': target.model,
+    'model': source.target.model,
     'num_draft_tokens': num_draft_tokens,
-    'draft_vocab_size': None if ids is None else len(ids),
-    'own_unembedding': (
-      ids is not None or source_lib.has_own_unembedding(source, target)
-    ),
-    'feature_layers': _feature_layers(source, config, target),
-    'num_layers': layer_config.num_layers,
+    **source.vocabulary(),
+    'feature_layers': _feature_layers(source, config),
+    'num_layers': layers.num_layers,
     'drafts_from_pending': from_pending,
-    'mask_token_id': mask_id,
-    'layer_config': layer_config,
-    'causal_layers': _causal_layers(source, layer_config),
+    'mask_token_id': _mask_token_id(source),
+    'layer_config': layers,
+    'causal_layers': _causal_layers(source, layers),
   }
   drafter: drafters.DFlash
   if is_spark:
-    rank = source.shape(_NAMES['markov.before'])[-1]
     drafter = drafters.DSpark(
       **settings,
-      rank=rank,
+      rank=source.shape(_MARKOV)[-1],
       reads_all_tokens=True,
       head=config.get('markov_head_type', 'vanilla'),
     )
-  elif _NAMES['selector.hidden.kernel'] in source.tensors:
-    drafter = drafters.DFlash2(**settings, **_of_selector(source, config))
+  elif _SELECTOR in source.tensors:
+    drafter = drafters.DFlash2(**settings, **_of_selector(config))
   else:
     drafter = drafters.DFlash(**settings)
-  ignored |= source_lib.check_embedding(source, 'embed_tokens.weight', target)
-  if not drafter.own_unembedding:
-    ignored.add(source_lib.UNEMBEDDING)
-  made = {'mask': source_lib.embed(target, [mask_id])[0]}
-  if ids is not None:
-    made['vocabulary.d2t'] = ids
-  names = _NAMES | layer.names('layers.{}.', 'layers.{}.', layer_config)
-  return source_lib.Plan(
-    drafter=drafter, source=source, names=names, made=made, ignored=ignored
-  )
+  return source_lib.Plan(drafter, _table(layers))
 
 
 def write(request: writing.Request) -> writing.Content:
   """Returns the files of a DFlash or a DSpark."""
   drafter, is_spark = request.drafter, type(request.drafter) is drafters.DSpark
-  if drafter.mask_token_id is None:
-    raise request.no_room(
-      'mask_token_id = None, a mask that is a vector of its own',
-      'train with the number of a token that no text uses, whose embedding is '
-      'the mask',
-    )
-  if drafter.has_feature_norms:
-    raise request.no_room(
-      'has_feature_norms = True', 'train with has_feature_norms = False'
-    )
-  if (
-    drafter.own_unembedding
-    and drafter.draft_vocab_size is None
-    and (request.of_speculators or not is_spark)
-  ):
-    raise request.no_room(
-      'own_unembedding = True without a draft vocabulary',
-      "train with a draft vocabulary (engines would use the target's "
-      'unembedding instead)',
-    )
-  if (
-    is_spark
-    and request.of_speculators
-    and drafter.head == 'rnn'
-    and not drafter.drafts_from_pending
-  ):
-    raise request.no_room(
-      "head = 'rnn' with drafts_from_pending = False, whose state there begins "
-      'at the pending token',
-      'train with drafts_from_pending = True',
-    )
+  _check_written(request, is_spark)
   layers = writing.feature_layers(request)
   size = drafter.num_draft_tokens + (not drafter.drafts_from_pending)
   config = {
@@ -208,30 +164,52 @@ def write(request: writing.Request) -> writing.Content:
   )
 
 
+def _check_written(request, is_spark):
+  drafter, of_speculators = request.drafter, request.of_speculators
+  if drafter.mask_token_id is None:
+    raise request.no_room(
+      'mask_token_id = None, a mask that is a vector of its own',
+      'train with the number of a token that no text uses, whose embedding is '
+      'the mask',
+    )
+  if drafter.has_feature_norms:
+    raise request.no_room(
+      'has_feature_norms = True', 'train with has_feature_norms = False'
+    )
+  is_whole = drafter.own_unembedding and drafter.draft_vocab_size is None
+  if is_whole and (of_speculators or not is_spark):
+    raise request.no_room(
+      'own_unembedding = True without a draft vocabulary',
+      "train with a draft vocabulary (engines would use the target's "
+      'unembedding instead)',
+    )
+  is_rnn = is_spark and drafter.head == 'rnn'
+  if is_rnn and of_speculators and not drafter.drafts_from_pending:
+    raise request.no_room(
+      "head = 'rnn' with drafts_from_pending = False, whose state there begins "
+      'at the pending token',
+      'train with drafts_from_pending = True',
+    )
+
+
 def _tensors(request, is_spark):
-  made = {'mask', 'vocabulary.d2t', 'vocabulary.unembedding'}
   values = request.values()
-  found = writing.vocabulary(request)
+  found = writing.named(request, _table()) | writing.vocabulary(request)
   if is_spark:
-    made |= {'confidence.kernel', 'confidence.bias'}
-    found |= {
-      _NAMES[name]: values[name].astype(np.float32).T
-      for name in ('confidence.kernel', 'confidence.bias')
-    }
+    for name in ('confidence.kernel', 'confidence.bias'):
+      found[_TABLE[name]] = values[name].astype(np.float32).T
     if 'vocabulary.d2t' in values and not request.drafter.reads_all_tokens:
       # A token that is never drafted changes nothing.
-      made.add('markov.before')
       before = np.zeros(
         (request.drafter.model.vocab_size, request.drafter.rank), jnp.bfloat16
       )
-      before[values['vocabulary.d2t']] = writing.to_bfloat16(
-        values['markov.before']
-      )
-      found[_NAMES['markov.before']] = before
-  return found | writing.named(request, _NAMES, made)
+      own = writing.to_bfloat16(values['markov.before'])
+      before[values['vocabulary.d2t']] = own
+      found[_MARKOV] = before
+  return found
 
 
-def _of_block(config: config_lib.Config) -> config_lib.Config:
+def _of_block(config):
   """Returns a configuration with the settings of `dflash_config` as its own."""
   nested = config.part('dflash_config').values
   given = {key: value for key, value in nested.items() if value is not None}
@@ -241,7 +219,7 @@ def _of_block(config: config_lib.Config) -> config_lib.Config:
   return dataclasses.replace(config, values={**config.values, **given})
 
 
-def _of_selector(source, config) -> dict[str, Any]:
+def _of_selector(config) -> dict[str, Any]:
   """Returns the settings that DFlash 2 has besides those of DFlash."""
   default = {
     field.name: field.default for field in dataclasses.fields(drafters.DFlash2)
@@ -251,13 +229,17 @@ def _of_selector(source, config) -> dict[str, Any]:
     *('selector_rank', 'selector_top_k'),
   )
   scales = ('output_multiplier', 'input_embedding_scale')
+  softcap = 'final_logit_softcapping'
   return {
     **{name: config.size(name, default[name]) for name in counts},
     **{name: config.number(name, default[name]) for name in scales},
-    'final_logit_softcapping': config.optional_number(
-      'final_logit_softcapping'
-    ),
+    softcap: config.optional_number(softcap),
   }
+
+
+def _mask_token_id(source):
+  config = _of_block(source.config)
+  return source_lib.mask_token_id(config, source.target, _MASKS)
 
 
 def _check_heads(source, config, is_spark):
@@ -271,7 +253,7 @@ def _check_heads(source, config, is_spark):
     there = 'a' if is_spark else 'no'
     raise ValueError(
       f'{config.origin}: markov_rank is {rank!r}, but {source.folder} has '
-      f'{there} tensor {_NAMES["markov.before"]}: one of the two belongs to '
+      f'{there} tensor {_MARKOV}: one of the two belongs to '
       'another drafter; download both again'
     )
 
@@ -294,7 +276,7 @@ def _causal_layers(source, layer_config):
   ):
     if part.get(key) is not None:
       return tuple(layers) if part.flag(key) else ()
-  is_named = eagle.of_layer(config).get('layer_types') is not None
+  is_named = source.layer_config.get('layer_types') is not None
   if config.flag('sliding_window_non_causal') or (
     of_blocks.flag('use_swa') and not is_named
   ):
@@ -331,11 +313,11 @@ def _drafts_from_pending(config) -> bool:
   )
 
 
-def _feature_layers(source, config, target):
+def _feature_layers(source, config):
   # The numbers of `speculators` count the embedding as the first.
-  counted = source_lib.numbers(config, 'aux_hidden_state_layer_ids')
+  counted = config.get('aux_hidden_state_layer_ids', ())
   plain = {
-    key: source_lib.numbers(config, key) or None
+    key: tuple(config.get(key, ())) or None
     for key in ('target_layer_ids', 'dspark_target_layer_ids')
   }
   less_one = tuple(i - 1 for i in counted) or None
@@ -345,4 +327,6 @@ def _feature_layers(source, config, target):
       f'{config.origin}: target_layer_ids is missing, so it is not known which '
       "of the target's layers are read: add a list of their numbers"
     )
-  return ids if counted else eagle.of_outputs(source, target, ids)
+  if not counted:
+    source.check_outputs(ids)
+  return ids

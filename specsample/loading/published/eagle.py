@@ -7,19 +7,13 @@ or `transformer` if `speculators` wrote it.
 
 import dataclasses
 
-import numpy as np
-
 from specsample import drafters
-from specsample.drafters import vocabulary
-from specsample.loading import load
 from specsample.loading.published import layer
 from specsample.loading.published import source as source_lib
 from specsample.loading.published import writing
-from specsample.models import config as config_lib
 
 # The default length of a chain, as deep as EAGLE's own trees.
 _NUM_DRAFT_TOKENS = 5
-_EMBEDDING = 'embed_tokens.weight'
 _LAYERS = 'eagle_aux_hidden_state_layer_ids'
 # AngelSlim's name, whose numbers are those of layer outputs.
 _OF_ANGELSLIM = 'aux_hidden_states_layer_ids'
@@ -34,13 +28,30 @@ _ONLY = {
 }
 # The names of P-EAGLE's mask token.
 _MASKS = ('mask_token_id', 'pard_token', 'ptd_token_id')
+_TABLE = source_lib.VOCABULARY | {
+  'project.linear.kernel': 'fc.weight',
+  'project.linear.bias': 'fc.bias',
+  'joint_norm.scale': 'input_norm.weight',
+  'feature_norms.norms.{}.scale': 'fc_norm.{}.weight',
+  'norm.scale': 'norm.weight',
+  'mask_hidden': lambda source: source.read('mask_hidden').reshape(-1),
+}
 
 
-def plan_eagle(
-  source: source_lib.Source,
-  target: load.Loaded,
-  num_draft_tokens: int | None,
-) -> source_lib.Plan:
+def _table(prefix, like=None):
+  """Returns the table, given the prefix of the first layer's tensors."""
+  of_layer = layer.table('layer.', prefix, like)
+  return (
+    _TABLE
+    | of_layer
+    | {
+      'embedding_norm.scale': f'{prefix}input_layernorm.weight',
+      'feature_norm.scale': f'{prefix}hidden_norm.weight',
+    }
+  )
+
+
+def plan_eagle(source: source_lib.Source) -> source_lib.Plan:
   """Plans an EAGLE 1 or 2 drafter; the two differ only in their trees."""
   # In `speculators`, HASS with norms around the projection and before the head.
   source.config.only('layernorms', False)
@@ -48,99 +59,124 @@ def plan_eagle(
   prefix = 'transformer.' if is_renamed else 'layers.0.'
   project = 'fusion_fc' if is_renamed else 'fc'
   drafter = drafters.Eagle(
-    model=target.model,
-    num_draft_tokens=num_draft_tokens_of(source.config, num_draft_tokens),
-    own_unembedding=source_lib.has_own_unembedding(source, target),
+    model=source.target.model,
+    num_draft_tokens=num_draft_tokens(source),
+    own_unembedding=source.has_own_unembedding(),
     bias=f'{project}.bias' in source.tensors,
-    layer_config=_one_layer(source, target, prefix),
+    layer_config=_one_layer(source, prefix),
   )
-  names = _names(prefix, drafter.layer_config) | {
+  table = _table(prefix, drafter.layer_config) | {
     'project.linear.kernel': f'{project}.weight',
     'project.linear.bias': f'{project}.bias',
   }
-  ignored = source_lib.check_embedding(source, 'embed_tokens.weight', target)
-  ignored |= _not_read(source, drafter, prefix)
-  return source_lib.Plan(
-    drafter=drafter, source=source, names=names, ignored=ignored
-  )
+  return source_lib.Plan(drafter, table)
 
 
-def plan_eagle3(
-  source: source_lib.Source,
-  target: load.Loaded,
-  num_draft_tokens: int | None,
-) -> source_lib.Plan:
+def plan_eagle3(source: source_lib.Source) -> source_lib.Plan:
   """Plans an EAGLE-3 drafter."""
-  config = source.config
+  config, prefix = source.config, _prefix(source)
   of_speculators = config.get('speculators_model_type') is not None
-  is_there = any(name.startswith('midlayer.') for name in source.tensors)
-  prefix = 'midlayer.' if is_there else 'layers.0.'
-  ids, ignored = read_ids(source, target)
+  of_eagle = config.part('eagle_config')
   drafter = drafters.Eagle3(
-    model=target.model,
-    num_draft_tokens=num_draft_tokens_of(config, num_draft_tokens),
-    draft_vocab_size=None if ids is None else len(ids),
-    own_unembedding=(
-      ids is not None or source_lib.has_own_unembedding(source, target)
-    ),
-    feature_layers=_feature_layers(source, target),
-    has_feature_norms=config.flag('fc_norm'),
-    has_joint_norm=_has_joint_norm(config),
+    **_settings(source),
     # Files of `speculators` from before there was this setting have the norm.
     norm_before_residual=config.flag('norm_before_residual', of_speculators),
-    feeds_back_normed=_feeds_back_normed(config),
-    layer_config=_one_layer(source, target, prefix),
-  )
-  names = _names_of_eagle3(
-    prefix, len(drafter.feature_layers), drafter.layer_config
-  )
-  ignored |= source_lib.check_embedding(source, 'embed_tokens.weight', target)
-  ignored |= _not_read(source, drafter, prefix)
-  made = {} if ids is None else {'vocabulary.d2t': ids}
-  return source_lib.Plan(
-    drafter=drafter, source=source, names=names, made=made, ignored=ignored
-  )
-
-
-def plan_p_eagle(
-  source: source_lib.Source,
-  target: load.Loaded,
-  num_draft_tokens: int | None,
-) -> source_lib.Plan:
-  """Plans a P-EAGLE drafter, whose embedding is its own if it has one."""
-  config = source.config
-  is_there = any(name.startswith('midlayer.') for name in source.tensors)
-  prefix = 'midlayer.' if is_there else 'layers.0.'
-  made = layer.config_of(source, of_layer(config), target, prefix)
-  ids, ignored = read_ids(source, target)
-  mask = source.read('mask_hidden').reshape(-1)
-  drafter = drafters.PEagle(
-    model=target.model,
-    num_draft_tokens=num_draft_tokens_of(config, num_draft_tokens),
-    draft_vocab_size=None if ids is None else len(ids),
-    own_unembedding=(
-      ids is not None or source_lib.has_own_unembedding(source, target)
+    # The second is TensorRT-LLM's name.
+    feeds_back_normed=(
+      config.flag('norm_output') or of_eagle.flag('return_hidden_post_norm')
     ),
-    own_embedding=_EMBEDDING in source.tensors,
-    feature_layers=_feature_layers(source, target),
-    has_feature_norms=config.flag('fc_norm'),
-    has_joint_norm=_has_joint_norm(config),
+    layer_config=_one_layer(source, prefix),
+  )
+  return source_lib.Plan(drafter, _table(prefix, drafter.layer_config))
+
+
+def plan_p_eagle(source: source_lib.Source) -> source_lib.Plan:
+  """Plans a P-EAGLE drafter, whose embedding is its own if it has one."""
+  config, prefix = source.config, _prefix(source)
+  layers = layer.config_of(source, source.layer_config, prefix)
+  drafter = drafters.PEagle(
+    **_settings(source),
+    own_embedding=_TABLE['embedding'] in source.tensors,
     norm_before_residual=config.flag('norm_before_residual'),
-    mask_token_id=source_lib.mask_token_id(config, target, _MASKS),
-    num_layers=made.num_layers,
-    layer_config=made,
+    mask_token_id=source_lib.mask_token_id(config, source.target, _MASKS),
+    num_layers=layers.num_layers,
+    layer_config=layers,
   )
-  names = _names_of_eagle3(prefix, len(drafter.feature_layers), made)
-  names['embedding'] = _EMBEDDING
-  for i in range(1, made.num_layers):
-    names |= layer.names(f'layers.{i - 1}.', f'layers.{i}.', made)
-  ignored |= _not_read(source, drafter, prefix) | {'mask_hidden'}
-  values = {'mask_hidden': mask}
-  if ids is not None:
-    values['vocabulary.d2t'] = ids
-  return source_lib.Plan(
-    drafter=drafter, source=source, names=names, made=values, ignored=ignored
-  )
+  table = _table(prefix, layers)
+  for i in range(1, layers.num_layers):
+    table |= layer.table(f'layers.{i - 1}.', f'layers.{i}.', layers)
+  return source_lib.Plan(drafter, table, ignored={'mask_hidden'})
+
+
+def _prefix(source):
+  is_there = any(name.startswith('midlayer.') for name in source.tensors)
+  return 'midlayer.' if is_there else 'layers.0.'
+
+
+def _settings(source):
+  """Returns the settings that EAGLE-3 and P-EAGLE share."""
+  key, config = 'norm_before_fc', source.config
+  nested = config.part('eagle_config').get(key)
+  given = {key: config.get(key), f'{key} of eagle_config': nested}
+  return {
+    'model': source.target.model,
+    'num_draft_tokens': num_draft_tokens(source),
+    **source.vocabulary(),
+    'feature_layers': _feature_layers(source),
+    'has_feature_norms': config.flag('fc_norm'),
+    'has_joint_norm': bool(config.agreed(given)),
+  }
+
+
+def _one_layer(source, prefix):
+  config = source.layer_config
+  if prefix == 'midlayer.' and config.get('num_hidden_layers') != 1:
+    # There is one, whatever the number says: it may be the target's.
+    one = {'num_hidden_layers': 1, 'layer_types': None}
+    config = dataclasses.replace(config, values={**config.values, **one})
+  made = layer.config_of(source, config, prefix)
+  if made.num_layers != 1:
+    raise ValueError(
+      f'{source.config.origin}: num_hidden_layers is {made.num_layers}, but '
+      'only drafters with one layer are supported'
+    )
+  return made
+
+
+def _feature_layers(source):
+  """Returns the layers whose outputs are read, () if no configuration says.
+
+  The numbers of `speculators` count the embedding as the first.
+  """
+  config = source.config
+  nested = config.part('eagle_config')
+  for key, supported in _ONLY.items():
+    nested.only(key, supported)
+  config.only('is_causal', True)
+  numbers = lambda part, key, less=0: tuple(i - less for i in part.get(key, ()))
+  # SGLang's numbers, in eagle_config, are those of layer outputs.
+  given = {
+    _LAYERS: numbers(config, _LAYERS, less=1),
+    f'{_LAYERS} of eagle_config': numbers(nested, _LAYERS),
+    'layer_ids of eagle_config': numbers(nested, 'layer_ids', less=1),
+    _OF_ANGELSLIM: numbers(config, _OF_ANGELSLIM),
+    'target_layer_ids': numbers(config, 'target_layer_ids'),
+  }
+  ids = config.agreed({key: ids or None for key, ids in given.items()}) or ()
+  if given['target_layer_ids'] or given[_OF_ANGELSLIM]:
+    source.check_outputs(ids)
+  return ids
+
+
+def num_draft_tokens(source: source_lib.Source) -> int:
+  """Returns K: the wanted one, or that of the configuration, or the default."""
+  config = source.config
+  try:
+    (method,) = config.values['speculators_config']['proposal_methods']
+    default = int(method['speculative_tokens'])
+  except (KeyError, TypeError, ValueError):
+    default = config.size('ttt_length', _NUM_DRAFT_TOKENS)
+  return source.drafts(default)
 
 
 def write_eagle3(request: writing.Request) -> writing.Content:
@@ -183,28 +219,24 @@ def write_eagle3(request: writing.Request) -> writing.Content:
         'norm_before_fc': drafter.has_joint_norm,
       },
     }
-  made = {'vocabulary.d2t', 'vocabulary.unembedding'}
-  names = _names_of_eagle3(prefix, len(layers))
-  found = writing.named(request, names, made) | writing.vocabulary(request)
+  named = writing.named(request, _table(prefix))
+  found = named | writing.vocabulary(request)
   return writing.Content(config=config, weights={'model.safetensors': found})
 
 
 def _of_authors(request):
   """Returns the settings of the layer, which is Llama's without biases."""
   drafter = request.drafter
-  for name in (
-    'has_feature_norms',
-    'norm_before_residual',
-    'feeds_back_normed',
+  for what, is_set in (
+    ('has_feature_norms = True', drafter.has_feature_norms),
+    ('norm_before_residual = True', drafter.norm_before_residual),
+    ('feeds_back_normed = True', drafter.feeds_back_normed),
+    (f'a window of {drafter.window} tokens', drafter.window is not None),
   ):
-    if getattr(drafter, name):
+    if is_set:
       raise request.no_room(
-        f'{name} = True', "choose layout='speculators', which has room for it"
+        what, "choose layout='speculators', which has room for it"
       )
-  if drafter.window is not None:
-    raise request.no_room(
-      f'a window of {drafter.window} tokens', "choose layout='speculators'"
-    )
   if drafter.shape.attention_bias:
     raise request.no_room(
       'attention_bias = True', 'train with a layer_config without biases'
@@ -215,157 +247,3 @@ def _of_authors(request):
     'dtype': 'bfloat16',
     'torch_dtype': 'bfloat16',
   }
-
-
-def _has_joint_norm(config) -> bool:
-  key = 'norm_before_fc'
-  nested = config.part('eagle_config').get(key)
-  given = {key: config.get(key), f'{key} of eagle_config': nested}
-  return bool(config.agreed(given))
-
-
-def _feeds_back_normed(config) -> bool:
-  # The second is TensorRT-LLM's name.
-  of_eagle = config.part('eagle_config')
-  return config.flag('norm_output') or of_eagle.flag('return_hidden_post_norm')
-
-
-def read_ids(
-  source: source_lib.Source, target: load.Loaded
-) -> tuple[np.ndarray | None, set[str]]:
-  """Returns the target's ids of the draft vocabulary, and tensors to ignore.
-
-  d2t holds the ids, each minus its index in the draft vocabulary, and t2d flags
-  them in the target's vocabulary. The ids are None if there is no d2t.
-  """
-  wanted = source.config.get('draft_vocab_size')
-  ignored = {'d2t', 't2d'} & source.tensors.keys()
-  if 'd2t' not in source.tensors:
-    if wanted is not None and wanted != target.model.vocab_size:
-      raise ValueError(
-        f'{source.config.origin}: draft_vocab_size is {wanted}, but '
-        f'{source.folder} has no tensor d2t to map these tokens to the '
-        f"target's {target.model.vocab_size}: the checkpoint is incomplete, or "
-        'was made for another target'
-      )
-    return None, ignored
-  offsets = source.read('d2t')
-  if wanted is not None and offsets.shape != (wanted,):
-    raise ValueError(
-      f'{source.config.origin}: draft_vocab_size is {wanted}, but tensor d2t '
-      f'has shape {offsets.shape}: one of the two belongs to another drafter; '
-      'download both again'
-    )
-  ids = offsets + np.arange(offsets.size).reshape(offsets.shape)
-  try:
-    vocabulary.check_d2t(ids, target.model.vocab_size)
-  except ValueError as error:
-    raise ValueError(f'{source.folder}: {error}') from error
-  if 't2d' in source.tensors:
-    flags = source.read('t2d').astype(bool)
-    if not np.array_equal(np.flatnonzero(flags), np.sort(ids)):
-      raise ValueError(
-        f'{source.folder}: tensors d2t and t2d name different tokens: one of '
-        'the two is damaged or belongs to another drafter; download both again'
-      )
-  return ids.astype(np.int32), ignored
-
-
-def of_outputs(
-  source: source_lib.Source, target: load.Loaded, layers: tuple[int, ...]
-) -> tuple[int, ...]:
-  """Returns the layers, checked to be outputs that transformers provides."""
-  if target.model.num_layers - 1 in layers:
-    raise ValueError(
-      f'{source.config.origin}: the drafter reads the output of layer '
-      f'{target.model.num_layers - 1}, the last layer, after the norm: only '
-      'earlier layers are supported'
-    )
-  return layers
-
-
-def of_layer(config: config_lib.Config) -> config_lib.Config:
-  """Returns the part of a configuration that describes the drafter's layers."""
-  nested = config.part('transformer_layer_config')
-  return nested if nested.values else config
-
-
-def _one_layer(source, target, prefix):
-  config = of_layer(source.config)
-  if prefix == 'midlayer.' and config.get('num_hidden_layers') != 1:
-    # There is one, whatever the number says: it may be the target's.
-    config = dataclasses.replace(
-      config,
-      values={**config.values, 'num_hidden_layers': 1, 'layer_types': None},
-    )
-  made = layer.config_of(source, config, target, prefix)
-  if made.num_layers != 1:
-    raise ValueError(
-      f'{source.config.origin}: num_hidden_layers is {made.num_layers}, but '
-      'only drafters with one layer are supported'
-    )
-  return made
-
-
-def _feature_layers(source, target):
-  """Returns the layers whose outputs are read, () if no configuration says.
-
-  The numbers of `speculators` count the embedding as the first.
-  """
-  config = source.config
-  nested = config.part('eagle_config')
-  for key, supported in _ONLY.items():
-    nested.only(key, supported)
-  config.only('is_causal', True)
-  counted = lambda part, key: tuple(
-    i - 1 for i in source_lib.numbers(part, key)
-  )
-  # SGLang's numbers, in eagle_config, are those of layer outputs.
-  given = {
-    _LAYERS: counted(config, _LAYERS),
-    f'{_LAYERS} of eagle_config': source_lib.numbers(nested, _LAYERS),
-    'layer_ids of eagle_config': counted(nested, 'layer_ids'),
-    _OF_ANGELSLIM: source_lib.numbers(config, _OF_ANGELSLIM),
-    'target_layer_ids': source_lib.numbers(config, 'target_layer_ids'),
-  }
-  ids = config.agreed({key: ids or None for key, ids in given.items()}) or ()
-  if given['target_layer_ids'] or given[_OF_ANGELSLIM]:
-    return of_outputs(source, target, ids)
-  return ids
-
-
-def _not_read(source, drafter, prefix):
-  """Returns tensors that may exist, but are computed or the target's own."""
-  names = {prefix + layer.FREQUENCIES} | layer.unit_scalars(source)
-  return names if drafter.own_unembedding else names | {source_lib.UNEMBEDDING}
-
-
-def _names(prefix, like=None):
-  return layer.names('layer.', prefix, like) | {
-    'vocabulary.unembedding': source_lib.UNEMBEDDING
-  }
-
-
-def _names_of_eagle3(prefix, num_features, like=None):
-  return _names(prefix, like) | {
-    'joint_norm.scale': 'input_norm.weight',
-    'project.linear.kernel': 'fc.weight',
-    'embedding_norm.scale': f'{prefix}input_layernorm.weight',
-    'feature_norm.scale': f'{prefix}hidden_norm.weight',
-    'norm.scale': 'norm.weight',
-    **{
-      f'feature_norms.norms.{i}.scale': f'fc_norm.{i}.weight'
-      for i in range(num_features)
-    },
-  }
-
-
-def num_draft_tokens_of(config: config_lib.Config, wanted: int | None) -> int:
-  """Returns K: the wanted one, or that of a configuration, or the default."""
-  if wanted is not None:
-    return wanted
-  try:
-    (method,) = config.values['speculators_config']['proposal_methods']
-    return int(method['speculative_tokens'])
-  except (KeyError, TypeError, ValueError):
-    return config.size('ttt_length', _NUM_DRAFT_TOKENS)

@@ -3,9 +3,6 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
-
-from specsample.loading import load
 from specsample.loading.published import source as source_lib
 from specsample.loading.published import writing
 from specsample.models import config as config_lib
@@ -14,8 +11,6 @@ from specsample.models import llama
 from specsample.models import qwen
 from specsample.models import transformer
 
-# Computed from the configuration, but stored by old checkpoints.
-FREQUENCIES = 'self_attn.rotary_emb.inv_freq'
 # Settings that other engines support, with the only value supported here.
 _ONLY = {
   'hidden_act': 'silu',
@@ -40,18 +35,14 @@ _OTHERS = {
   'block_sparse_moe.gate.weight': 'a mixture of experts',
   'linear_attn.A_log': "a recurrence, as Qwen3.5's",
 }
-_SCALAR = '.layer_scalar'
 
 
-def names(
+def table(
   ours: str, theirs: str, like: transformer.Transformer | None = None
 ) -> dict[str, str]:
-  """Maps a layer's parameter names to tensor names, given both prefixes.
+  """Returns the table of a layer, given the prefixes of paths and tensors.
 
-  Args:
-    ours: begins the names of the parameters.
-    theirs: begins the names of the tensors.
-    like: what `config_of` has returned; Llama's layers if None.
+  `like` is what `config_of` has returned; the layers are Llama's if it is None.
   """
   is_gemma = like is not None and like.has_post_norms
   of_family = dict(gemma.GEMMA4.names if is_gemma else llama.NAMES)
@@ -66,71 +57,48 @@ def names(
   }
 
 
-def unit_scalars(source: source_lib.Source) -> set[str]:
-  """Returns the names of factors of layers' outputs, which are all 1.
-
-  DeepSpec stores what Gemma 4's layers have, and does not train it.
-  """
-  found = {name for name in source.tensors if name.endswith(_SCALAR)}
-  for name in sorted(found):
-    value = source.read(name)
-    if not np.all(value == 1):
-      raise ValueError(
-        f'{source.folder}: tensor {name} is {value.tolist()}, but in drafters '
-        'only [1.0] is supported: give a drafter whose layers are not scaled'
-      )
-  return found
-
-
 def config_of(
   source: source_lib.Source,
   config: config_lib.Config,
-  target: load.Loaded,
   layer: str,
 ) -> transformer.Transformer:
   """Returns a model whose layers are like the drafter's.
 
-  The tensors tell which products have a bias, and whether queries and keys have
-  norms, because a drafter's configuration is often a copy of the target's.
-
-  Args:
-    source: holds the drafter's tensors.
-    config: the configuration of its layers, as transformers writes it.
-    target: the model whose hidden states they read.
-    layer: the prefix of the first layer's tensor names.
+  The tensors, whose names begin with `layer`, tell which products have a bias
+  and whether queries and keys have norms, because a drafter's configuration is
+  often a copy of the target's.
 
   Layers with norms after attention and feed-forward are Gemma 4's, as DeepSpec
   trains them for that family; others are Llama's or Qwen's. The `logit_softcap`
   of Gemma 4's is that of the drafter's own unembedding.
   """
-  is_gemma4 = config.get('model_type') in _GEMMA4
+  model, is_gemma4 = source.target.model, config.get('model_type') in _GEMMA4
   _refuse_others(source, config, layer, is_gemma4)
   of_blocks = source.config.part('dflash_config')
   for key, supported in _ONLY.items():
     for part in (config, source.config, of_blocks):
       part.only(key, supported)
   for part in (source.config, of_blocks):
-    part.only('target_hidden_size', target.model.dim)
+    part.only('target_hidden_size', model.dim)
   # Defaults for settings that drafters leave out, or copy from a target.
   given: dict[str, Any] = {
     **llama.DEFAULTS,
-    'vocab_size': target.model.vocab_size,
+    'vocab_size': model.vocab_size,
     'num_hidden_layers': 1,
-    'max_position_embeddings': target.model.max_length,
+    'max_position_embeddings': model.max_length,
   }
   if is_gemma4:
-    return _gemma4(source, config, target, layer, given)
+    return _gemma4(source, config, layer, given)
   if config.get('hidden_act') is None:
     config.only('hidden_activation', 'silu')
   if config.get('model_type') == 'qwen3':
     given['head_dim'] = qwen.QWEN3.defaults['head_dim']
-  values = given | {x: y for x, y in config.values.items() if y is not None}
-  config = dataclasses.replace(config, values=values)
-  shape = llama.shape(config, target.model.dtype, _one_rope(config))
-  if shape['dim'] != target.model.dim:
+  config = _filled(config, given)
+  shape = llama.shape(config, model.dtype, _one_rope(config))
+  if shape['dim'] != model.dim:
     raise ValueError(
       f'{config.origin}: hidden_size is {shape["dim"]}, but the vectors of the '
-      f'target have {target.model.dim} numbers, and layers of another width '
+      f'target have {model.dim} numbers, and layers of another width '
       'are not supported: load the target that the drafter was trained for'
     )
   sliding = _sliding_layers(config, of_blocks, shape['num_layers'])
@@ -170,32 +138,31 @@ def _refuse_others(source, config, layer, is_gemma4):
       )
 
 
-def _gemma4(source, config, target, layer, given):
+def _filled(config, given):
+  values = {key: x for key, x in config.values.items() if x is not None}
+  return dataclasses.replace(config, values=given | values)
+
+
+def _gemma4(source, config, layer, given):
   """Like `config_of`, for layers of Gemma 4; the tensors tell their sizes."""
   source.config.part('dflash_config').only('use_swa', False)
   head_dim, *_ = source.shape(f'{layer}self_attn.q_norm.weight')
   width, *_ = source.shape(f'{layer}self_attn.k_proj.weight')
-  values = given | {x: y for x, y in config.values.items() if y is not None}
-  config = dataclasses.replace(config, values=values)
+  config, model = _filled(config, given), source.target.model
   made = gemma.drafter_layers(
-    config, target.model.dtype, head_dim, max(width // head_dim, 1)
+    config, model.dtype, head_dim, max(width // head_dim, 1)
   )
-  softcap = getattr(target.model, 'logit_softcap', None)
-  if made.logit_softcap != softcap:
-    raise ValueError(
-      f'{config.origin}: final_logit_softcapping is {made.logit_softcap}, but '
-      f"the target's is {softcap}: the drafter was made for another target"
-    )
+  source.refuse_other_target(
+    'final_logit_softcapping', made.logit_softcap, model.logit_softcap
+  )
   return made
 
 
 def settings(request: writing.Request, model_type: str) -> dict[str, Any]:
   """Returns the settings that `config_of` reads as a drafter's layers.
 
-  Args:
-    request: holds the drafter.
-    model_type: 'qwen3', whose layers normalise queries and keys, or 'llama',
-      whose layers do not.
+  Layers of `model_type` 'qwen3' normalise queries and keys, those of 'llama' do
+  not.
   """
   shape, windows = request.drafter.shape, request.drafter.windows
   if shape.has_post_norms:

@@ -1,6 +1,6 @@
 """The layout in which a folder's drafter is published, or is to be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 import dataclasses
 from typing import Any
 
@@ -15,97 +15,126 @@ from specsample.loading.published import heads
 from specsample.loading.published import mtp
 from specsample.loading.published import source as source_lib
 from specsample.loading.published import writing
-from specsample.models import tensors
+from specsample.models import config as config_lib
+from specsample.models import tensors as tensors_lib
 from specsample.types import Params
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
   """The layout in which a kind of drafter is published.
 
   Attributes:
     name: the name of the kind.
-    plan: (source, target, K or None) -> a drafter and where its parameters are.
-      If the target's params are None, only the shapes count.
+    plan: returns a drafter and its table.
+    marks: tensors that none of the layouts after it has.
+    of_speculators: its speculators_model_type, if it has one.
     kind: the class of the drafters that can be written.
     write: returns the files of such a drafter; None if none are written.
   """
 
   name: str
-  plan: Callable[
-    [source_lib.Source, load_lib.Loaded, int | None], source_lib.Plan
-  ]
+  plan: Callable[[source_lib.Source], source_lib.Plan]
+  marks: tuple[str, ...] = ()
+  of_speculators: str | None = None
   kind: type | None = None
   write: Callable[[writing.Request], writing.Content] | None = None
 
 
-_MEDUSA = Layout(
-  'Medusa', heads.plan_medusa, drafters.Medusa, heads.write_medusa
-)
-_HYDRA = Layout('Hydra', heads.plan_hydra)
-_EAGLE = Layout('EAGLE', eagle.plan_eagle)
-_EAGLE3 = Layout(
-  'EAGLE-3', eagle.plan_eagle3, drafters.Eagle3, eagle.write_eagle3
-)
-_P_EAGLE = Layout('P-EAGLE', eagle.plan_p_eagle)
-_DFLASH = Layout('DFlash', dflash.plan, drafters.DFlash, dflash.write)
-_DFLASH2 = Layout('DFlash 2', dflash.plan)
-_DSPARK = Layout('DSpark', dflash.plan, drafters.DSpark, dflash.write)
-_MTP = Layout('MTP', mtp.plan_speculators, drafters.MTP, mtp.write)
-_ASSISTANT = Layout("Gemma 4's assistants", assistant.plan)
 ALL = (
-  *(_MEDUSA, _HYDRA, _EAGLE, _EAGLE3, _P_EAGLE, _DFLASH, _DFLASH2, _DSPARK),
-  *(_ASSISTANT, _MTP),
+  Layout(
+    name='P-EAGLE',
+    plan=eagle.plan_p_eagle,
+    marks=('mask_hidden',),
+    of_speculators='peagle',
+  ),
+  Layout(
+    name='EAGLE-3',
+    plan=eagle.plan_eagle3,
+    marks=('midlayer.hidden_norm.weight', 'layers.0.hidden_norm.weight'),
+    of_speculators='eagle3',
+    kind=drafters.Eagle3,
+    write=eagle.write_eagle3,
+  ),
+  Layout(
+    name='DSpark',
+    plan=dflash.plan,
+    marks=('markov_head.markov_w1.weight',),
+    of_speculators='dspark',
+    kind=drafters.DSpark,
+    write=dflash.write,
+  ),
+  Layout(
+    name='DFlash 2',
+    plan=dflash.plan,
+    marks=('candidate_selector.hidden_projection.weight',),
+    of_speculators='dflash2',
+  ),
+  Layout(
+    name='DFlash',
+    plan=dflash.plan,
+    marks=('hidden_norm.weight',),
+    of_speculators='dflash',
+    kind=drafters.DFlash,
+    write=dflash.write,
+  ),
+  Layout(
+    name='EAGLE',
+    plan=eagle.plan_eagle,
+    marks=('fc.weight',),
+    of_speculators='eagle',
+  ),
+  Layout(
+    name='Hydra',
+    plan=heads.plan_hydra,
+    marks=('hydra_mlp.0.0.linear.weight', 'hydra_mlp.0.1.linear.weight'),
+  ),
+  Layout(
+    name="Gemma 4's assistants",
+    plan=assistant.plan,
+    marks=('pre_projection.weight',),
+  ),
+  Layout(
+    name='Medusa',
+    plan=heads.plan_medusa,
+    marks=(
+      'medusa_head.0.0.linear.weight',
+      'blocks.0.layers.0.weight',
+      '0.0.linear.weight',
+    ),
+    kind=drafters.Medusa,
+    write=heads.write_medusa,
+  ),
+  Layout(
+    name='MTP',
+    plan=mtp.plan_speculators,
+    of_speculators='mtp',
+    kind=drafters.MTP,
+    write=mtp.write,
+  ),
 )
-# By speculators_model_type.
-_OF_SPECULATORS = {
-  'eagle': _EAGLE,
-  'eagle3': _EAGLE3,
-  'peagle': _P_EAGLE,
-  'dflash': _DFLASH,
-  'dflash2': _DFLASH2,
-  'dspark': _DSPARK,
-  'mtp': _MTP,
-}
-# By a tensor that none of the layouts below it has.
-_BY_TENSOR = {
-  'mask_hidden': _P_EAGLE,
-  'midlayer.hidden_norm.weight': _EAGLE3,
-  'layers.0.hidden_norm.weight': _EAGLE3,
-  'markov_head.markov_w1.weight': _DSPARK,
-  'candidate_selector.hidden_projection.weight': _DFLASH2,
-  'hidden_norm.weight': _DFLASH,
-  'fc.weight': _EAGLE,
-  'hydra_mlp.0.0.linear.weight': _HYDRA,
-  'hydra_mlp.0.1.linear.weight': _HYDRA,
-  'pre_projection.weight': _ASSISTANT,
-  'medusa_head.0.0.linear.weight': _MEDUSA,
-  'blocks.0.layers.0.weight': _MEDUSA,
-  '0.0.linear.weight': _MEDUSA,
-}
 
 
-def find(source: source_lib.Source) -> Layout | None:
+def find(config: config_lib.Config, tensors: Collection[str]) -> Layout | None:
   """Returns the layout of a folder, None if it is not a known one."""
-  kind = source.config.get('speculators_model_type')
-  if kind is not None:
-    if not isinstance(kind, str) or kind not in _OF_SPECULATORS:
-      raise ValueError(
-        f'{source.config.origin}: speculators_model_type is {kind!r}, but the '
-        f'supported types are {", ".join(_OF_SPECULATORS)}'
-      )
-    return _OF_SPECULATORS[kind]
-  for name, layout in _BY_TENSOR.items():
-    if name in source.tensors:
-      return layout
-  return None
+  kind = config.get('speculators_model_type')
+  if kind is None:
+    found = (x for x in ALL if any(mark in tensors for mark in x.marks))
+    return next(found, None)
+  by_kind = {x.of_speculators: x for x in ALL if x.of_speculators is not None}
+  if kind not in by_kind:
+    raise ValueError(
+      f'{config.origin}: speculators_model_type is {kind!r}, but the supported '
+      f'types are {", ".join(by_kind)}'
+    )
+  return by_kind[kind]
 
 
 def load(
   folder: epath.Path,
   target: load_lib.Loaded,
   num_draft_tokens: int | None,
-  convert: tensors.Convert | None = tensors.as_read,
+  convert: tensors_lib.Convert | None = tensors_lib.as_read,
 ) -> tuple[Any, Params] | None:
   """Loads the drafter in a folder; returns None if it may be a model.
 
@@ -116,17 +145,21 @@ def load(
     num_draft_tokens: K, None for what the folder says.
     convert: as for `tensors.fill`.
   """
-  source = source_lib.open_folder(folder)
-  if source is None:
+  opened = source_lib.open_folder(folder)
+  if opened is None:
     return None
-  layout = find(source)
+  config, tensors = opened
+  layout = find(config, tensors)
   if layout is not None:
-    plan = layout.plan(source, target, num_draft_tokens)
-    return plan.drafter, source_lib.fill(plan, convert)
-  if not source.config.values:
+    source = source_lib.Source(
+      folder, config, tensors, target, num_draft_tokens
+    )
+    plan = layout.plan(source)
+    return plan.drafter, source_lib.fill(source, plan, convert)
+  if not config.values:
     raise ValueError(
       f'{folder} is not in a known drafter layout (it has '
-      f'{tensors.listed(source.tensors)}): give a drafter in the layout of one '
+      f'{tensors_lib.listed(tensors)}): give a drafter in the layout of one '
       f'of {", ".join(x.name for x in ALL)}'
     )
   return None
@@ -134,7 +167,7 @@ def load(
 
 def write(request: writing.Request) -> writing.Content:
   """Returns the files of a drafter, from which it would be read unchanged."""
-  written = {layout.kind: layout for layout in ALL if layout.kind is not None}
+  written = {x.kind: x for x in ALL if x.kind is not None}
   layout = written.get(type(request.drafter))
   if layout is None or layout.write is None:
     raise ValueError(
@@ -144,12 +177,10 @@ def write(request: writing.Request) -> writing.Content:
   content = layout.write(request)
   if content.is_of_target:
     return content
-  source = writing.as_source(content)
-  found = find(source)
+  source = writing.as_source(request, content)
+  found = find(source.config, source.tensors)
   assert found is layout, (found, layout)
-  # Without the target's weights, because only the shapes are compared.
-  target = load_lib.Loaded(request.drafter.model, None, None)
-  plan = layout.plan(source, target, request.drafter.num_draft_tokens)
-  source_lib.fill(plan, convert=None)  # refuses what would not be read
+  plan = layout.plan(source)
+  source_lib.fill(source, plan, convert=None)  # refuses what it would not read
   writing.check_settings(request, plan.drafter)
   return content

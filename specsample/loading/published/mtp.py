@@ -28,26 +28,25 @@ from specsample.models import transformer
 from specsample.types import Params
 
 # The parameters of a module besides its layer, as DeepSeek and Qwen name them.
-_NAMES = {
+_TABLE = {
   'embedding_norm.scale': 'enorm.weight',
   'feature_norm.scale': 'hnorm.weight',
   'project.linear.kernel': 'eh_proj.weight',
   'norm.scale': 'shared_head.norm.weight',
 }
-_QWEN_NAMES = {
+_QWEN_TABLE = {
   'embedding_norm.scale': 'pre_fc_norm_embedding.weight',
   'feature_norm.scale': 'pre_fc_norm_hidden.weight',
   'project.linear.kernel': 'fc.weight',
   'norm.scale': 'norm.weight',
 }
 # In `speculators` there is one module, with a layer of Qwen 3.
-_SPECULATORS_NAMES = layer.names('layers.0.layer.', 'mtp_layers.0.') | {
-  'layers.0.embedding_norm.scale': 'mtp_layers.0.token_layernorm.weight',
-  'layers.0.feature_norm.scale': 'mtp_layers.0.hidden_layernorm.weight',
-  'layers.0.project.linear.kernel': 'mtp_layers.0.input_proj.weight',
-  'layers.0.norm.scale': 'mtp_layers.0.final_layernorm.weight',
+_SPECULATORS_TABLE = layer.table('layers.{}.layer.', 'mtp_layers.{}.') | {
+  'layers.{}.embedding_norm.scale': 'mtp_layers.{}.token_layernorm.weight',
+  'layers.{}.feature_norm.scale': 'mtp_layers.{}.hidden_layernorm.weight',
+  'layers.{}.project.linear.kernel': 'mtp_layers.{}.input_proj.weight',
+  'layers.{}.norm.scale': 'mtp_layers.{}.final_layernorm.weight',
 }
-_OF_LAYER = 'layers.{}.', 'model.layers.{}.'
 # Copies of the target's embedding and unembedding, which the modules share.
 _COPIES = ('embed_tokens.weight', 'shared_head.head.weight')
 
@@ -83,20 +82,15 @@ def load(
       "DFlash, DFlash 2, DSpark, PARD or Gemma 4's assistants"
     )
   stored = huggingface.open_tensors(folder, config, model.dtype)
-  drafter, found, names, copies = plan(stored, config, model, num_draft_tokens)
-  check_copies(stored, config, model, found, copies)
+  drafter, found, names, copies = _plan(stored, config, model, num_draft_tokens)
+  _check_copies(stored, config, model, found, copies)
   params = tensors.fill(
     trainable.InDtype(drafter), found, names, copies, convert
   )
   return drafter, params
 
 
-def plan(
-  stored: tensors.TensorFile,
-  config: config_lib.Config,
-  model: transformer.Transformer,
-  num_draft_tokens: int | None = None,
-) -> tuple[mtp.MTP, tensors.TensorFile, dict[str, str], set[str]]:
+def _plan(stored, config, model, num_draft_tokens):
   """Returns a drafter, its tensors, their names, and tensors to ignore."""
   prefixes = huggingface.mtp_prefixes(model.num_layers, config)
   family = huggingface.family_of(config)
@@ -113,19 +107,19 @@ def plan(
     norm_offset=model.norm_offset if is_qwen else 0.0,
     feeds_back_normed=is_qwen,
   )
-  ours_of_layer, theirs_of_layer = _OF_LAYER
-  own_of_layer = 'layers.0.' if is_qwen else ''
-  of_module = (_QWEN_NAMES if is_qwen else _NAMES) | {
-    'layer.' + ours.removeprefix(ours_of_layer): own_of_layer
-    + theirs.removeprefix(theirs_of_layer)
+  of_layer = {
+    ours.replace('layers.{}.', 'layer.'): theirs.replace(
+      'model.layers.{}.', 'layers.0.' if is_qwen else ''
+    )
     for ours, theirs in family.names.items()
-    if ours.startswith(ours_of_layer)
+    if ours.startswith('layers.{}.')
   }
-  names, copies = {}, set()
-  for i, prefix in enumerate(prefixes):
-    for ours, theirs in of_module.items():
-      names[f'layers.{i}.{ours}'] = prefix + theirs
-    copies |= {prefix + name for name in _COPIES}
+  of_module = of_layer | (_QWEN_TABLE if is_qwen else _TABLE)
+  names = {
+    f'layers.{i}.{ours}': prefix + theirs
+    for i, prefix in enumerate(prefixes)
+    for ours, theirs in of_module.items()
+  }
   leaves = jax.tree_util.tree_leaves_with_path(drafter.abstract_params())
   unnamed = {tensors.key(path) for path, _ in leaves} - names.keys()
   if unnamed:
@@ -135,18 +129,13 @@ def plan(
       f'(they lack {tensors.listed(unnamed)}): load the target from the same '
       'folder'
     )
+  copies = {prefix + name for prefix in prefixes for name in _COPIES}
   found = huggingface.of_modules(stored, config, model, prefixes)
   return drafter, found, names, copies
 
 
-def check_copies(
-  stored: tensors.TensorFile,
-  config: config_lib.Config,
-  model: transformer.Transformer,
-  found: tensors.TensorFile,
-  copies: set[str],
-) -> None:
-  """Compares the tensors that `plan` ignores with those of the target."""
+def _check_copies(stored, config, model, found, copies):
+  """Raises ValueError if modules do not share the target's (un)embedding."""
   names = huggingface.family_of(config).names
   of_target = huggingface.of_model(stored, config, model)
   for copy in sorted(copies & found.shapes.keys()):
@@ -162,31 +151,20 @@ def check_copies(
       )
 
 
-def plan_speculators(
-  source: source_lib.Source,
-  target: load_lib.Loaded,
-  num_draft_tokens: int | None,
-) -> source_lib.Plan:
+def plan_speculators(source: source_lib.Source) -> source_lib.Plan:
   """Plans the module of a folder of `speculators`."""
-  config = eagle.of_layer(source.config)
+  config = source.layer_config
   config.only('model_type', 'qwen3')
   source.config.only(huggingface.NUM_MODULES, 1)
   drafter = mtp.MTP(
-    model=target.model,
-    num_draft_tokens=eagle.num_draft_tokens_of(source.config, num_draft_tokens),
+    model=source.target.model,
+    num_draft_tokens=eagle.num_draft_tokens(source),
     feeds_back_normed=True,
-    own_unembedding=source_lib.has_own_unembedding(source, target),
-    layer_config=layer.config_of(source, config, target, 'mtp_layers.0.'),
+    own_unembedding=source.has_own_unembedding(),
+    layer_config=layer.config_of(source, config, 'mtp_layers.0.'),
   )
-  copies = source_lib.check_embedding(source, 'embed_tokens.weight', target)
-  names = dict(_SPECULATORS_NAMES)
-  if drafter.own_unembedding:
-    names['vocabulary.unembedding'] = source_lib.UNEMBEDDING
-  else:
-    copies.add(source_lib.UNEMBEDDING)
-  return source_lib.Plan(
-    drafter=drafter, source=source, names=names, ignored=copies
-  )
+  table = source_lib.VOCABULARY | _SPECULATORS_TABLE
+  return source_lib.Plan(drafter, table)
 
 
 def write(request: writing.Request) -> writing.Content:
@@ -220,7 +198,7 @@ def _for_speculators(request):
     'transformer_layer_config': of_layer,
     huggingface.NUM_MODULES: 1,
   }
-  found = writing.named(request, _SPECULATORS_NAMES)
+  found = writing.named(request, _SPECULATORS_TABLE)
   return writing.Content(config=config, weights={'model.safetensors': found})
 
 
@@ -233,8 +211,9 @@ def _with_target(request):
     )
   path, drafter = folder / 'config.json', request.drafter
   values = files.read_json(path)
-  config_lib.Config(values, str(path)).only('quantization_config', None)
-  family = huggingface.family_of(config_lib.Config(values, str(path)))
+  config = config_lib.Config(values, str(path))
+  config.only('quantization_config', None)
+  family = huggingface.family_of(config)
   if family.mtp_prefix is None:
     count = values.get(huggingface.NUM_MODULES) or 0
     if count > drafter.num_modules:
@@ -243,7 +222,6 @@ def _with_target(request):
         f'train num_modules = {count}',
       )
     values[huggingface.NUM_MODULES] = drafter.num_modules
-  config = config_lib.Config(values, str(path))
   stored = huggingface.open_tensors(folder, config, drafter.model.dtype)
   found = _modules(request, stored, config)
   paths = huggingface.shard_paths(folder)
@@ -265,8 +243,7 @@ def _with_target(request):
     if len(kept) == len(header):
       copied[name_of(i)] = shard
     else:
-      whole = lambda tensor: tensor[(slice(None),) * len(tensor.shape)]
-      weights[name_of(i)] = {name: whole(header[name]) for name in kept}
+      weights[name_of(i)] = {name: _whole(header[name]) for name in kept}
   weights[name_of(len(paths))] = found
   places |= dict.fromkeys(sorted(found), name_of(len(paths)))
   index = {'metadata': {}, 'weight_map': places}
@@ -277,6 +254,10 @@ def _with_target(request):
     copied=copied,
     is_of_target=True,
   )
+
+
+def _whole(tensor):
+  return tensor[(slice(None),) * len(tensor.shape)]
 
 
 def _modules(request, stored, config) -> dict[str, np.ndarray]:
@@ -290,7 +271,7 @@ def _modules(request, stored, config) -> dict[str, np.ndarray]:
   model, count = drafter.model, drafter.num_draft_tokens
   prefixes = huggingface.mtp_prefixes(model.num_layers, config)
   leaves = jax.tree_util.tree_leaves_with_path(request.params)
-  read, _, names, copies = plan(stored, config, model, count)
+  read, _, names, copies = _plan(stored, config, model, count)
   writing.check_settings(request, read)
   if not any(name.startswith(prefixes) for name in shapes):
     shapes |= {
@@ -310,13 +291,12 @@ def _modules(request, stored, config) -> dict[str, np.ndarray]:
     return starts[name] + np.arange(math.prod(shape)).reshape(shape)
 
   numbered = tensors.TensorFile(stored.origin, shapes, numbers)
-  _, found, _, _ = plan(numbered, config, model, count)
-  tensors.refuse(tensors.compare(drafter, found, names, copies), stored.origin)
+  _, found, _, _ = _plan(numbered, config, model, count)
+  tensors.fill(drafter, found, names, copies, convert=None)  # compares shapes
   flat = np.full(sum(sizes), np.nan, np.float32)
   routers = set()
   for path, leaf in leaves:
-    tensor = found.open(tensors.source_name(path, names))
-    places = tensor[(slice(None),) * leaf.ndim]
+    places = _whole(found.open(tensors.source_name(path, names)))
     flat[places] = np.asarray(leaf).astype(np.float32).T
     if tensors.is_of_router(tensors.key(path)):
       routers.add(int(places.flat[0]))

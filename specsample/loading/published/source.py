@@ -1,7 +1,14 @@
-"""The contents of a published folder: a configuration and tensors."""
+"""A folder in a published layout, and the engine that reads a drafter from it.
+
+A layout is a table from the paths of a drafter's parameters to the tensors that
+hold them. `fill` reads a drafter by such a table; it refuses tensors that are
+missing, unknown or of another shape by their names.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
+import functools
+import re
 from typing import Any
 
 from etils import epath
@@ -11,42 +18,60 @@ import numpy as np
 from specsample import files
 from specsample import sharding
 from specsample.drafters import trainable
+from specsample.drafters import vocabulary
 from specsample.loading import load
 from specsample.models import config as config_lib
 from specsample.models import huggingface
 from specsample.models import packed
 from specsample.models import safetensors_file
-from specsample.models import tensors
+from specsample.models import tensors as tensors_lib
 from specsample.models import torch_file
 from specsample.types import Params
 
-_CONFIG_NAME = 'config.json'
 # Suffixes of head files, and names of other weight files, the best first.
 _HEADS = ('_lm_head.safetensors', '_lm_head.pt')
-_INDICES = ('model.safetensors.index.json', 'pytorch_model.bin.index.json')
 _FILES = (
-  *('model.safetensors', _INDICES[0]),
-  *('pytorch_model.bin', _INDICES[1]),
+  'model.safetensors',
+  'model.safetensors.index.json',
+  'pytorch_model.bin',
+  'pytorch_model.bin.index.json',
 )
-UNEMBEDDING = 'lm_head.weight'
 # How many rows of an embedding are compared, and how far they may be from the
 # target's, relative to their norm: a 4-bit target is 0.05 from the exact one.
 _NUM_ROWS = 64
 _TOLERANCE = 0.1
 # The same, for an embedding that was trained: only what a division rounds.
 _ROUNDING = 1e-6
+_NUMBER = re.compile(r'(?<=\.)\d+(?=\.)')
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """A folder's configuration, empty if there is none, and its tensors.
+  """What a drafter is read from, and for which target.
 
-  Tensor names are without the prefix 'model.'.
+  Attributes:
+    folder: the folder, for messages and for further files.
+    config: its configuration, empty if there is none.
+    tensors: its tensors by name, without the prefix 'model.'.
+    target: the model to draft for. If its params are None, only shapes count.
+    num_draft_tokens: the wanted K, None for what the folder says.
   """
 
   folder: epath.Path
   config: config_lib.Config
-  tensors: dict[str, safetensors_file.Tensor]
+  tensors: Mapping[str, safetensors_file.Tensor]
+  target: load.Loaded
+  num_draft_tokens: int | None
+
+  @property
+  def layer_config(self) -> config_lib.Config:
+    """The part of the configuration that describes the drafter's layers."""
+    nested = self.config.part('transformer_layer_config')
+    return nested if nested.values else self.config
+
+  def drafts(self, default: int) -> int:
+    """Returns K: the wanted one, or else the default."""
+    return default if self.num_draft_tokens is None else self.num_draft_tokens
 
   def shape(self, name: str) -> tuple[int, ...]:
     """Returns a tensor's shape; raises ValueError if it does not exist."""
@@ -62,9 +87,232 @@ class Source:
     everything = (slice(None),) * len(self.shape(name))
     return self.tensors[name][everything]
 
+  def ids(self, name: str, values: np.ndarray) -> np.ndarray:
+    """Returns ids of the target's tokens that a tensor holds, checked."""
+    try:
+      vocabulary.check_d2t(values, self.target.model.vocab_size)
+    except ValueError as error:
+      raise ValueError(f'{self.folder}, tensor {name}: {error}') from error
+    return values.astype(np.int32)
 
-def open_folder(folder: epath.Path) -> Source | None:
-  """Opens a folder without reading its weights; returns None if it has none."""
+  @functools.cached_property
+  def draft_ids(self) -> np.ndarray | None:
+    """The target's ids of the draft vocabulary; None if there is no d2t.
+
+    Tensor d2t holds the ids, each minus its index in the draft vocabulary, and
+    t2d flags them in the target's vocabulary.
+    """
+    wanted = self.config.get('draft_vocab_size')
+    if 'd2t' not in self.tensors:
+      size = self.target.model.vocab_size
+      if wanted is not None and wanted != size:
+        raise ValueError(
+          f'{self.config.origin}: draft_vocab_size is {wanted}, but '
+          f'{self.folder} has no tensor d2t to map these tokens to the '
+          f"target's {size}: the checkpoint is incomplete, or was made for "
+          'another target'
+        )
+      return None
+    offsets = self.read('d2t')
+    if wanted is not None and offsets.shape != (wanted,):
+      raise ValueError(
+        f'{self.config.origin}: draft_vocab_size is {wanted}, but tensor d2t '
+        f'has shape {offsets.shape}: one of the two belongs to another '
+        'drafter; download both again'
+      )
+    places = np.arange(offsets.size).reshape(offsets.shape)
+    ids = self.ids('d2t', offsets + places)
+    if 't2d' in self.tensors:
+      flagged = np.flatnonzero(self.read('t2d').astype(bool))
+      if not np.array_equal(flagged, np.sort(ids)):
+        raise ValueError(
+          f'{self.folder}: tensors d2t and t2d name different tokens: one of '
+          'the two is damaged or belongs to another drafter; download both '
+          'again'
+        )
+    return ids
+
+  def has_own_unembedding(self) -> bool:
+    """Returns whether there is an unembedding that is not the target's.
+
+    Many drafters are published with a copy of the target's, so that they can be
+    run alone. If the target's cannot be read (there are no parameters, or they
+    are int8 or on other hosts), any counts as the drafter's own.
+    """
+    name, params = VOCABULARY['vocabulary.unembedding'], self.target.params
+    if name not in self.tensors or params is None:
+      return name in self.tensors
+    of_target = params[
+      'unembedding' if 'unembedding' in params else 'embedding'
+    ]
+    is_plain = packed.is_packed(of_target) or (
+      isinstance(of_target, jax.Array) and of_target.is_fully_addressable
+    )
+    if not is_plain or self.shape(name) != of_target.shape[::-1]:
+      return True
+    expected = np.asarray(of_target).T
+    return not tensors_lib.are_equal(
+      self.tensors[name], expected, len(expected)
+    )
+
+  def vocabulary(self) -> dict[str, Any]:
+    """Returns the settings of the tokens that are drafted."""
+    ids = self.draft_ids
+    return {
+      'draft_vocab_size': None if ids is None else len(ids),
+      'own_unembedding': ids is not None or self.has_own_unembedding(),
+    }
+
+  def check_outputs(self, layers: tuple[int, ...]) -> None:
+    """Raises ValueError for the last layer, whose output follows the norm."""
+    last = self.target.model.num_layers - 1
+    if last in layers:
+      raise ValueError(
+        f'{self.config.origin}: the drafter reads the output of layer {last}, '
+        'the last layer, after the norm: only earlier layers are supported'
+      )
+
+  def refuse_other_target(self, what: str, found: Any, wanted: Any) -> None:
+    """Raises ValueError unless a setting is as the target has it."""
+    if found != wanted:
+      raise ValueError(
+        f"{self.config.origin}: {what} is {found}, but the target's is "
+        f'{wanted}: the drafter was made for another target'
+      )
+
+
+# Returns a parameter's value [out, in]; takes the source and the numbers in the
+# parameter's path.
+Make = Callable[..., np.ndarray | None]
+# The name of the tensor of each parameter, or what makes its value. '{}' stands
+# for the numbers in a path, and in the tensor's name for the same numbers.
+Table = Mapping[str, str | Make]
+
+# What many layouts share. Where a drafter has no such parameter, the tensor is
+# the target's, and `fill` leaves it out.
+VOCABULARY: dict[str, Any] = {
+  'embedding': 'embed_tokens.weight',
+  'vocabulary.unembedding': 'lm_head.weight',
+  'vocabulary.d2t': lambda source: source.draft_ids,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """A drafter, where its parameters are, and tensors that are not read."""
+
+  drafter: Any
+  table: Table
+  ignored: Collection[str] = ()
+
+
+def row(table: Table, path: str) -> tuple[str | Make, list[str]]:
+  """Returns a parameter's row in a table, and the numbers in its path.
+
+  Raises:
+    KeyError: there is no such row.
+  """
+  if path in table:
+    return table[path], []
+  return table[_NUMBER.sub('{}', path)], _NUMBER.findall(path)
+
+
+def fill(
+  source: Source,
+  plan: Plan,
+  convert: tensors_lib.Convert | None = tensors_lib.as_read,
+) -> Params:
+  """Reads a drafter's parameters in its target's dtype, indices as they are.
+
+  See `tensors.fill` for `convert`.
+  """
+  described = trainable.InDtype(plan.drafter)
+  leaves = jax.tree_util.tree_leaves_with_path(described.abstract_params())
+  names, made = {}, {}
+  for path, _ in leaves:
+    key = tensors_lib.key(path)
+    found, numbers = row(plan.table, key)
+    if isinstance(found, str):
+      names[key] = found.format(*numbers)
+    else:
+      names[key] = f'(made) {key}'  # no tensor has such a name
+      made[names[key]] = found(source, *map(int, numbers))
+  shared = _not_read(source, plan, set(names.values()))
+  shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
+  file = tensors_lib.TensorFile(
+    origin=str(source.folder),
+    shapes=shapes | {name: value.shape for name, value in made.items()},
+    open=lambda name: (made if name in made else source.tensors)[name],
+  )
+  ignored = shared | {*plan.ignored}
+  return tensors_lib.fill(described, file, names, ignored, convert)
+
+
+def _not_read(source, plan, read) -> set[str]:
+  """Returns tensors whose values are known without them, checked."""
+  # Frequencies are computed from the configuration; old checkpoints hold them.
+  suffixes = ('.layer_scalar', '.rotary_emb.inv_freq')
+  found = {x for x in source.tensors if x.endswith(suffixes)} - read
+  for name in sorted(found):
+    # DeepSpec stores what Gemma 4's layers have, and does not train it.
+    if name.endswith('.layer_scalar') and not np.all(source.read(name) == 1):
+      raise ValueError(
+        f'{source.folder}: tensor {name} is {source.read(name).tolist()}, but '
+        'in drafters only [1.0] is supported: give a drafter whose layers are '
+        'not scaled'
+      )
+  if 'vocabulary.d2t' in plan.table:
+    found |= (
+      {'t2d'} if plan.drafter.draft_vocab_size is None else {'d2t', 't2d'}
+    )
+  if 'embedding' in plan.table:
+    name = plan.table['embedding']
+    if name in source.tensors and name not in read:
+      _check_embedding(source, name)
+    found |= {name, plan.table['vocabulary.unembedding']} - read
+  return found
+
+
+def _check_embedding(source: Source, name: str) -> None:
+  """Checks a copy of the target's embedding, which is not kept beside it.
+
+  Some rows are compared, unless the target has no parameters.
+  """
+  target, stored = source.target, source.tensors[name]
+  expected = (target.model.vocab_size, target.model.dim)
+  if stored.shape != expected:
+    raise ValueError(
+      f'{source.folder}: tensor {name} has shape {stored.shape}, but the '
+      f"target's embedding has {expected}: the drafter was made for another "
+      'target'
+    )
+  if target.params is None:
+    return
+  ids = np.arange(0, expected[0], -(-expected[0] // _NUM_ROWS))
+  own = np.concatenate(
+    [stored[slice(i, i + 1), slice(None)] for i in ids]
+  ).astype(np.float32)
+  rows = embed(target, ids)
+  # Files hold the rows without the factor by which Gemma multiplies them.
+  factor = target.model.embedding_scale or 1.0
+  distance = min(np.linalg.norm(x - own) for x in (rows, rows / factor))
+  is_trained = source.config.flag('embed_requires_grad')
+  tolerance = _ROUNDING if is_trained else _TOLERANCE
+  if not distance <= tolerance * np.linalg.norm(own):
+    raise ValueError(
+      f"{source.folder}: tensor {name} is not the target's embedding: the "
+      'drafter was made for another target, or was trained with an embedding '
+      'of its own, which is not supported'
+    )
+
+
+def open_folder(
+  folder: epath.Path,
+) -> tuple[config_lib.Config, dict[str, safetensors_file.Tensor]] | None:
+  """Returns a folder's configuration and its tensors, which are not read yet.
+
+  Returns None if it has no weights.
+  """
   present = {path.name for path in folder.iterdir()}
   names = weight_files(folder)
   absent = [name for name in names if name not in present]
@@ -75,22 +323,17 @@ def open_folder(folder: epath.Path) -> Source | None:
     )
   if not names:
     return None
-  path = folder / _CONFIG_NAME
+  path = folder / 'config.json'
   config = files.read_json(path) if path.name in present else {}
   found: dict[str, safetensors_file.Tensor] = {}
   for name in names:
-    header = read_header(folder / name)
+    is_safe = name.endswith('.safetensors')
+    module = safetensors_file if is_safe else torch_file
+    header = module.read_header(folder / name)
     safetensors_file.check_kinds(folder, header, safetensors_file.DTYPES)
     for key, tensor in header.items():
       found[key.removeprefix('model.')] = tensor
-  return Source(folder, config_lib.Config(config, str(path)), found)
-
-
-def read_header(path: epath.Path) -> dict[str, safetensors_file.Tensor]:
-  """Returns the tensors of a safetensors file, or of one that torch saved."""
-  if path.suffix == '.safetensors':
-    return safetensors_file.read_header(path)
-  return torch_file.read_header(path)
+  return config_lib.Config(config, str(path)), found
 
 
 def weight_files(folder: epath.Path) -> list[str]:
@@ -99,119 +342,10 @@ def weight_files(folder: epath.Path) -> list[str]:
   heads = [name for name in present if name.endswith(_HEADS)]
   # If there are two files of heads, safetensors comes first.
   for name in (*sorted(heads, reverse=True), *_FILES):
-    if name not in present:
-      continue
-    if name in _INDICES:
-      return huggingface.files_of_index(folder / name)
-    return [name]
+    if name in present:
+      is_index = name.endswith('.index.json')
+      return huggingface.files_of_index(folder / name) if is_index else [name]
   return []
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-  """A drafter, and where each of its parameters is.
-
-  Attributes:
-    drafter: describes the parameters.
-    source: holds their values.
-    names: the tensor's name for each parameter, as in `tensors.fill`.
-    made: values of parameters that no file holds in their final form, by the
-      parameter's name; matrices are [out, in].
-    ignored: tensors that are not read.
-  """
-
-  drafter: Any
-  source: Source
-  names: Mapping[str, str]
-  made: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-  ignored: Collection[str] = ()
-
-
-def fill(
-  plan: Plan, convert: tensors.Convert | None = tensors.as_read
-) -> Params:
-  """Reads a drafter's parameters in its target's dtype, indices as they are.
-
-  See `tensors.fill` for `convert`.
-  """
-  source = plan.source
-  # Under names that no tensor has.
-  values = {f'(made) {name}': value for name, value in plan.made.items()}
-  names = dict(plan.names) | {name: f'(made) {name}' for name in plan.made}
-  shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
-  shapes |= {name: value.shape for name, value in values.items()}
-  found = tensors.TensorFile(
-    origin=str(source.folder),
-    shapes=shapes,
-    open=lambda name: (values if name in values else source.tensors)[name],
-  )
-  return tensors.fill(
-    trainable.InDtype(plan.drafter), found, names, plan.ignored, convert
-  )
-
-
-def numbers(config: config_lib.Config, key: str) -> tuple[int, ...]:
-  """Returns the integers at a key of a configuration, () if there are none."""
-  return tuple(config.get(key, []))
-
-
-def check_embedding(source: Source, name: str, target: load.Loaded) -> set[str]:
-  """Checks a copy of the embedding; returns its name, if any, to be ignored.
-
-  The drafter's copy is not kept beside the target's embedding. Some rows are
-  compared, unless the target has no parameters.
-  """
-  if name not in source.tensors:
-    return set()
-  expected = (target.model.vocab_size, target.model.dim)
-  if source.shape(name) != expected:
-    raise ValueError(
-      f'{source.folder}: tensor {name} has shape {source.shape(name)}, but the '
-      f"target's embedding has {expected}: the drafter was made for another "
-      'target'
-    )
-  if target.params is None:
-    return {name}
-  step = -(-expected[0] // _NUM_ROWS)
-  ids = np.arange(0, expected[0], step)
-  stored = np.concatenate(
-    [source.tensors[name][slice(i, i + 1), slice(None)] for i in ids]
-  ).astype(np.float32)
-  rows = embed(target, ids)
-  # Files hold the rows without the factor by which Gemma multiplies them.
-  factor = getattr(target.model, 'embedding_scale', None) or 1.0
-  distance = min(np.linalg.norm(x - stored) for x in (rows, rows / factor))
-  is_trained = source.config.flag('embed_requires_grad')
-  tolerance = _ROUNDING if is_trained else _TOLERANCE
-  if not distance <= tolerance * np.linalg.norm(stored):
-    raise ValueError(
-      f"{source.folder}: tensor {name} is not the target's embedding: the "
-      'drafter was made for another target, or was trained with an embedding '
-      'of its own, which is not supported'
-    )
-  return {name}
-
-
-def has_own_unembedding(source: Source, target: load.Loaded) -> bool:
-  """Returns whether there is an unembedding that is not the target's.
-
-  Many drafters are published with a copy of the target's, so that they can be
-  run alone. If the target's cannot be read (there are no parameters, or they
-  are int8 or on other hosts), any counts as the drafter's own.
-  """
-  if UNEMBEDDING not in source.tensors or target.params is None:
-    return UNEMBEDDING in source.tensors
-  is_tied = 'unembedding' not in target.params
-  of_target = target.params['embedding' if is_tied else 'unembedding']
-  is_plain = packed.is_packed(of_target) or (
-    isinstance(of_target, jax.Array) and of_target.is_fully_addressable
-  )
-  if not is_plain or source.shape(UNEMBEDDING) != of_target.shape[::-1]:
-    return True
-  expected = np.asarray(of_target).T
-  return not tensors.are_equal(
-    source.tensors[UNEMBEDDING], expected, len(expected)
-  )
 
 
 def embed(target: load.Loaded, ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -230,9 +364,7 @@ def embed(target: load.Loaded, ids: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def mask_token_id(
-  config: config_lib.Config,
-  target: load.Loaded,
-  names: Sequence[str] = ('mask_token_id',),
+  config: config_lib.Config, target: load.Loaded, names: Sequence[str]
 ) -> int:
   """Returns the token of the masks, given the names that it may have."""
   found, size = config.of_one(*names), target.model.vocab_size

@@ -5,7 +5,7 @@ memory, before anything is written: a setting or a parameter that would be lost
 is refused by its name.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample.drafters import trainable
+from specsample.loading import card
 from specsample.loading import load
 from specsample.loading.published import source as source_lib
 from specsample.models import config as config_lib
@@ -109,48 +110,23 @@ class Content:
   is_of_target: bool = False
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _InMemory:
-  """An array in place of a tensor of a file."""
-
-  values: np.ndarray
-
-  @property
-  def shape(self) -> tuple[int, ...]:
-    return self.values.shape
-
-  def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-    return self.values[index]
-
-
 def to_bfloat16(values: Array | np.ndarray) -> np.ndarray:
   """Returns an array [in, out] as it is stored: [out, in] in bfloat16."""
   return np.asarray(values).astype(jnp.bfloat16).T
 
 
-def named(
-  request: Request, names: Mapping[str, str], left_out: Collection[str] = ()
-) -> dict[str, np.ndarray]:
-  """Returns the tensors of the parameters, by their names in the layout.
-
-  Args:
-    request: holds the parameters.
-    names: as in `source.Plan`.
-    left_out: parameters that the layout holds in another form, or not at all.
-  """
+def named(request: Request, table: source_lib.Table) -> dict[str, np.ndarray]:
+  """Returns the tensors of the parameters that a table names."""
   found = {}
-  leaves = jax.tree_util.tree_leaves_with_path(request.params)
-  for path, leaf in leaves:
-    own = tensors_lib.key(path)
-    if own in left_out:
-      continue
+  for own, values in request.values().items():
     try:
-      name = tensors_lib.source_name(path, names)
+      name, numbers = source_lib.row(table, own)
     except KeyError:
       raise request.no_room(
-        f'params has {own} of shape {leaf.shape}', 'train without it'
+        f'params has {own} of shape {values.shape}', 'train without it'
       ) from None
-    found[name] = to_bfloat16(leaf)
+    if isinstance(name, str):
+      found[name.format(*numbers)] = to_bfloat16(values)
   return found
 
 
@@ -170,7 +146,7 @@ def vocabulary(request: Request) -> dict[str, np.ndarray]:
       'train with draft_vocab_size = None',
     )
   unembedding = to_bfloat16(values['vocabulary.unembedding'])
-  found = {source_lib.UNEMBEDDING: unembedding}
+  found = {source_lib.VOCABULARY['vocabulary.unembedding']: unembedding}
   ids = values.get('vocabulary.d2t')
   if ids is not None:
     found['d2t'] = ids.astype(np.int64) - np.arange(len(ids))
@@ -221,15 +197,18 @@ def feature_layers(request: Request) -> tuple[int, ...]:
   return found
 
 
-def as_source(content: Content) -> source_lib.Source:
+def as_source(request: Request, content: Content) -> source_lib.Source:
   """Returns what a reader would find in a folder with the content."""
-  stored: dict[str, Any] = {
-    name: _InMemory(values)
-    for of_file in content.weights.values()
-    for name, values in of_file.items()
-  }
+  stored: dict[str, Any] = {}
+  for of_file in content.weights.values():
+    stored |= of_file
   config = config_lib.Config(content.config, 'config.json')
-  return source_lib.Source(epath.Path('.'), config, stored)
+  # Without the target's weights, because only the shapes are compared.
+  target = load.Loaded(request.drafter.model, None, None)
+  num_draft_tokens = request.drafter.num_draft_tokens
+  return source_lib.Source(
+    epath.Path('.'), config, stored, target, num_draft_tokens
+  )
 
 
 def check_settings(request: Request, read: trainable.Trainable) -> None:
@@ -245,17 +224,17 @@ def check_settings(request: Request, read: trainable.Trainable) -> None:
 
 def _settings(drafter) -> dict[str, Any]:
   """Returns what decides how a drafter drafts, by name."""
-  names = {field.name for field in dataclasses.fields(drafter)}
-  found = {name: getattr(drafter, name) for name in names - _NOT_COMPARED}
-  if 'layer_config' not in names:
-    return found
+  found = card.fields_of(drafter)
+  of_drafter = _without(found, _NOT_COMPARED)
+  if 'layer_config' not in found:
+    return of_drafter
   shape, windows = drafter.shape, drafter.windows
-  of_layers = {
-    field.name: getattr(shape, field.name)
-    for field in dataclasses.fields(shape)
-    if field.name not in _NOT_OF_LAYERS
-  }
+  of_layers = _without(card.fields_of(shape), _NOT_OF_LAYERS)
   if not any(windows):
     del of_layers['sliding_rope_theta']
   of_layers['query_scale'] = shape.query_scale or shape.head_dim**-0.5
-  return found | of_layers | {'windows': windows}
+  return of_drafter | of_layers | {'windows': windows}
+
+
+def _without(values, names):
+  return {name: x for name, x in values.items() if name not in names}

@@ -595,8 +595,8 @@ _DAMAGES = {
   'no such speculator': (
     eagle_tensors,
     {'speculators_model_type': 'mlp'},
-    "speculators_model_type is 'mlp', but the supported types are eagle, "
-    'eagle3, peagle, dflash, dflash2, dsp',
+    "speculators_model_type is 'mlp', but the supported types are peagle, "
+    'eagle3, dspark, dflash2, dflash, eagle',
   ),
   'norms that EAGLE has not': (
     eagle_tensors,

@@ -67,7 +67,10 @@ def test_the_settings_are_those_of_the_folder_and_the_target(tmp_path):
 @pytest.mark.parametrize(
   ('own', 'message'),
   [
-    (_OWN | {'pard_token': None}, 'pard_token is None, but .* tokens 0 to 31'),
+    (
+      _OWN | {'pard_token': None},
+      'has no pard_token, and .* add the key pard_',
+    ),
     (_OWN | {'pard_token': _V}, 'pard_token is 32, .* for another target'),
     # Without the type, it is a model like any other, and has no modules.
     ({'pard_token': _MASK}, 'num_nextn_predict_layers is None, .* PARD or Gem'),
