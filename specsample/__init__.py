@@ -17,6 +17,8 @@ from specsample.loading.drafter import save_drafter
 from specsample.loading.export import export_drafter
 from specsample.loading.load import load
 from specsample.loading.load import Loaded
+from specsample.loading.store_files import load_store
+from specsample.loading.store_files import save_store
 from specsample.loop.continuous import generate_all
 from specsample.loop.decode import advance
 from specsample.loop.decode import finish
@@ -30,8 +32,6 @@ from specsample.loop.stopping import Stop
 from specsample.loop.turns import extend
 from specsample.memory import store
 from specsample.memory.history import History
-from specsample.memory.store_files import load_store
-from specsample.memory.store_files import save_store
 from specsample.sampling import Sampling
 from specsample.types import Origin, Output, StopReason
 from specsample.vocabularies import slem

@@ -39,7 +39,7 @@ _LAYERS = (
     *('vocabularies.padding', 'vocabularies.stop_texts'),
     'vocabularies.vocab_map',
   ),
-  ('loading.drafter', 'loading.published.pard', 'memory.store_files'),
+  ('loading.drafter', 'loading.published.pard', 'loading.store_files'),
   ('loading.export', 'loading.model_card'),
   ('loop.stopping', 'loop.decoder'),
   ('loop.emission', 'loop.passes'),

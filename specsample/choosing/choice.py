@@ -19,7 +19,7 @@ from specsample.choosing import round_costs
 from specsample.loading import card as card_lib
 from specsample.loading import drafter as drafter_lib
 from specsample.loading import load
-from specsample.memory import store_files
+from specsample.loading import store_files
 from specsample.types import Drafter, Params, Verifier
 
 # Lengths of remembered drafts, the share of rounds in which a row drafts, and

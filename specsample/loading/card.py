@@ -127,8 +127,12 @@ def make(
     'settings': settings,
     'fingerprint': fingerprint,
   }
+  return merged(own, more)
+
+
+def merged(own: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the entries as JSON gives them back, those of the library first."""
   try:
-    # As it will be read back, with lists instead of tuples.
     return json.loads(json.dumps({**own, **more, **own}, allow_nan=False))
   except (TypeError, ValueError) as error:
     raise ValueError(

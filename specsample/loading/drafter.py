@@ -34,6 +34,7 @@ from specsample.types import Params
 NAME = 'drafter.safetensors'
 _D2T = 'vocabulary.d2t'
 _UNEMBEDDING = 'vocabulary.unembedding'
+_NUM_LISTED = 4  # of the tensors that differ, in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +80,12 @@ def save_drafter(
     target = target.fingerprint
   content = card_lib.make(drafter, target, card)
   found = _by_name(params)
-  different = _differences(
+  _check(
+    'params',
     {name: x.shape for name, x in _by_name(drafter.abstract_params()).items()},
     {name: x.shape for name, x in found.items()},
+    f'give the parameters of {drafter}',
   )
-  if different != tensors.Differences():
-    raise ValueError(
-      f'params: {_sentence(different)}: give the parameters of {drafter}'
-    )
   arrays = {
     name: _to_host(leaf).astype(safetensors_file.DTYPES[_kind(name)])
     for name, leaf in found.items()
@@ -135,11 +134,10 @@ def load_drafter(
   """
   int8.check(weights)
   checks.instance(
-    *('target', target, load.Loaded), 'give what specsample.load returned'
+    'target', target, load.Loaded, 'give what specsample.load returned'
   )
-  loaded = _load(
-    *(files.name_of(name_or_path), target, num_draft_tokens, tensors.as_read)
-  )
+  name = files.name_of(name_or_path)
+  loaded = _load(name, target, num_draft_tokens, tensors.as_read)
   store = packed.of_drafter if weights is None else int8.weights
   return dataclasses.replace(loaded, params=store(loaded.params))
 
@@ -154,8 +152,6 @@ def describe_drafter(
     target: what `load.describe` returned. Its weights are not there to be
       compared, so a drafter that this library saved is taken to be for it.
 
-  Raises:
-    ValueError: as for `load_drafter`.
   """
   loaded = _load(files.name_of(name_or_path), target, None, None)
   return dataclasses.replace(loaded, params=None)
@@ -176,13 +172,7 @@ def _load(name_or_path, target, num_draft_tokens, convert) -> LoadedDrafter:
   if convert is None:
     target = dataclasses.replace(target, exact_fingerprint=card['fingerprint'])
   trained = card_lib.drafter_of(card, folder, target)
-  stored = _open(folder / NAME, trained)
-  if _sha256(folder / NAME) != card['sha256']:
-    raise ValueError(
-      f'{folder / NAME} does not hold the weights that {card_lib.NAME} was '
-      'written for: one of the two files is damaged or belongs to another '
-      'drafter; save or download both again'
-    )
+  stored = _open(folder / NAME, trained, card['sha256'])
   if convert is None:
     return LoadedDrafter(trained, None, card)
   drafter = trained
@@ -214,32 +204,44 @@ def _load(name_or_path, target, num_draft_tokens, convert) -> LoadedDrafter:
   return LoadedDrafter(drafter, in_tree, card)
 
 
-def _open(path, drafter):
+def _open(path, drafter, sha256):
   """Returns the tensors of a file, checked to be those of the drafter."""
   card_lib.check_present(path)
   stored = safetensors_file.read_header(path)
-  different = compare(drafter, stored)
-  if different != tensors.Differences():
+  expected = _by_name(drafter.abstract_params())
+  if not drafter.own_unembedding:
+    expected.pop(_UNEMBEDDING, None)
+  _check(
+    str(path),
+    {name: f'{_kind(name)} {x.shape}' for name, x in expected.items()},
+    {name: f'{tensor.kind} {tensor.shape}' for name, tensor in stored.items()},
+    f'given num_draft_tokens = {drafter.num_draft_tokens} and the other '
+    f'settings in {card_lib.NAME}: one of the two files is damaged or belongs '
+    'to another drafter, so save both again',
+  )
+  if _sha256(path) != sha256:
     raise ValueError(
-      f'{path}: {_sentence(different)}, given num_draft_tokens = '
-      f'{drafter.num_draft_tokens} and the other settings in '
-      f'{card_lib.NAME}: one of the two files is damaged or belongs to another '
-      'drafter, so save both again'
+      f'{path} does not hold the weights that {card_lib.NAME} was written for: '
+      'one of the two files is damaged or belongs to another drafter; save or '
+      'download both again'
     )
   return stored
 
 
-def compare(
-  drafter: trainable.Trainable, stored: Mapping[str, safetensors_file.Tensor]
-) -> tensors.Differences:
-  """Returns how a file's tensors differ from those that a drafter saves."""
-  expected = _by_name(drafter.abstract_params())
-  if not drafter.own_unembedding:
-    expected.pop(_UNEMBEDDING, None)
-  return _differences(
-    {name: f'{_kind(name)} {x.shape}' for name, x in expected.items()},
-    {name: f'{tensor.kind} {tensor.shape}' for name, tensor in stored.items()},
-  )
+def _check(origin, expected, found, remedy):
+  """Raises ValueError unless two dicts describe the same tensors."""
+  names = sorted(expected.keys() | found.keys())
+  different = [
+    f'{name} is {found.get(name, "missing")}, expected '
+    f'{expected.get(name, "no such tensor")}'
+    for name in names
+    if found.get(name) != expected.get(name)
+  ]
+  if different:
+    listed = '; '.join(different[:_NUM_LISTED])
+    raise ValueError(
+      f'{origin}: {len(different)} tensors differ ({listed}): {remedy}'
+    )
 
 
 def _unembedding(path, target, d2t):
@@ -252,30 +254,6 @@ def _unembedding(path, target, d2t):
 
 def _sha256(path):
   return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _differences(expected, found) -> tensors.Differences:
-  """Returns the differences between two dicts that describe tensors."""
-  return tensors.Differences(
-    missing=tuple(sorted(expected.keys() - found.keys())),
-    unknown=tuple(sorted(found.keys() - expected.keys())),
-    misshapen=tuple(
-      f'tensor {name} is {found[name]}, expected {expected[name]}'
-      for name in sorted(expected.keys() & found.keys())
-      if found[name] != expected[name]
-    ),
-  )
-
-
-def _sentence(found: tensors.Differences) -> str:
-  missing, unknown = found.missing, found.unknown
-  parts = [f'it lacks {tensors.listed(missing)}'] if missing else []
-  parts += (
-    [f'it has {tensors.listed(unknown)} unknown to the drafter']
-    if unknown
-    else []
-  )
-  return '; '.join((*parts, *found.misshapen))
 
 
 def _by_name(tree):
@@ -293,9 +271,5 @@ def _kind(name):
 
 def _to_host(leaf):
   if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-    leaf = _replicate(leaf)
+    leaf = jax.jit(sharding.replicate)(leaf)
   return np.asarray(leaf)
-
-
-# Gives every host a whole copy of an array that none of them holds whole.
-_replicate = jax.jit(sharding.replicate)

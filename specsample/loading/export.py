@@ -21,8 +21,6 @@ from specsample.models import packed
 from specsample.models import safetensors_file
 from specsample.types import Params
 
-_CONFIG = 'config.json'
-
 
 def export_drafter(
   path: str | os.PathLike[str],
@@ -63,18 +61,21 @@ def export_drafter(
       f'layout is {layout!r}: give one of {", ".join(writing.LAYOUTS)}'
     )
   checks.instance(
-    *('target', target, load.Loaded), 'give what specsample.load returned'
+    'target', target, load.Loaded, 'give what specsample.load returned'
   )
   int8.refuse(params)
   params = packed.plain(params)
   folder = load.folder_of(target)
-  name = target_name or name_of(target)
+  architectures = ()
+  if folder is not None:
+    config = files.read_json(folder / 'config.json')
+    architectures = tuple(config.get('architectures') or ())
   request = writing.Request(
     drafter=drafter,
     params=params,
     target=target,
-    target_name=name,
-    architectures=_architectures(folder),
+    target_name=target_name or name_of(target),
+    architectures=architectures,
     layout=layout,
   )
   content = layouts.write(request)
@@ -92,18 +93,12 @@ def _write(folder: epath.Path, content: writing.Content, readme: str) -> None:
     files.write_json(folder / name, dict(values))
   (folder / 'README.md').write_text(readme)
   # Written last, because it marks the folder as complete.
-  files.write_json(folder / _CONFIG, dict(content.config))
+  files.write_json(folder / 'config.json', dict(content.config))
 
 
 def name_of(target: load.Loaded) -> str | None:
   """Returns the name that a target was loaded by if others know it too."""
   return None if load.folder_of(target) is None else target.name
-
-
-def _architectures(folder) -> tuple[str, ...]:
-  if folder is None:
-    return ()
-  return tuple(files.read_json(folder / _CONFIG).get('architectures') or ())
 
 
 def upload(path: str | os.PathLike[str], name: str) -> str:
@@ -139,10 +134,7 @@ def check_upload(
 ) -> None:
   """Raises ValueError if the folder cannot be uploaded, or would be no use.
 
-  Args:
-    path: the folder to upload.
-    name: the repository.
-    target_name: the target's name in the folder's files, None if it has none.
+  `target_name` is the target's in the folder's files, None if they name none.
   """
   if not load.is_hub_id(name):
     raise ValueError(f"{name!r} is no repository of the hub: give 'owner/name'")

@@ -61,8 +61,7 @@ class Loaded:
   def shadow(self) -> shadow_lib.Shadow:
     """The table of bounds that `verify.Certified` needs, made when first used.
 
-    Raises:
-      ValueError: the weights are int8.
+    Weights in int8 have none.
     """
     return self.model.shadow(self.params)
 
@@ -132,11 +131,7 @@ def load(
 def describe(
   name_or_path: str | os.PathLike[str], dtype: DTypeLike = 'float32'
 ) -> Loaded:
-  """Does all that `load` does but read the weights: `params` is None.
-
-  Raises:
-    ValueError: as for `load`.
-  """
+  """Does all that `load` does but read the weights: `params` is None."""
   name = files.name_of(name_or_path)
   loaded = _load(name, config_lib.dtype_name(dtype), None, True)
   return dataclasses.replace(loaded, params=None, name=name)
@@ -146,8 +141,7 @@ def _load(name, dtype, convert, with_tokenizer):
   path = find(name)
   if path is None:
     path = files.at(download(name, huggingface.FILE_PATTERNS))
-  is_folder = files.is_folder(path)
-  load_at = _load_folder if is_folder else _load_file
+  load_at = _load_folder if files.is_folder(path) else _load_file
   return load_at(path, dtype, convert, with_tokenizer)
 
 
@@ -169,11 +163,7 @@ def _load_int8(name, dtype, with_tokenizer):
 
 
 def find(name: str) -> epath.Path | None:
-  """Returns the path of a model for `load`, None if it may be on the hub.
-
-  Raises:
-    ValueError: its package is not installed, or it is not in the bucket.
-  """
+  """Returns the path of a model for `load`, None if it may be on the hub."""
   if name in _PACKAGED:
     return files.at(packaged_file(_PACKAGED[name]))
   path = files.at(name).expanduser()
@@ -241,11 +231,7 @@ def packaged_file(package: str) -> pathlib.Path:
 
 
 def assembled(package: str) -> pathlib.Path:
-  """Assembles an installed package's GGUF file from parts, unless it exists.
-
-  Raises:
-    ValueError: a part is missing or damaged, or there is no room for the file.
-  """
+  """Assembles an installed package's GGUF file from parts, unless it exists."""
   module = importlib.import_module(package.replace('-', '_'))
   path = module.default_output_path()
   if path.exists():
@@ -283,11 +269,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def download(name: str, patterns: Sequence[str]) -> pathlib.Path:
-  """Downloads some files of a Hugging Face hub repository; returns the folder.
-
-  Raises:
-    ValueError: the name is not one of the hub's, or the download fails.
-  """
+  """Downloads some files of a hub repository; returns the folder."""
   if not is_hub_id(name):
     raise ValueError(
       f'{name!r} is not a file, a folder or a hub model: check the path, or '

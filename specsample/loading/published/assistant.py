@@ -6,8 +6,9 @@ from specsample.loading.published import source as source_lib
 from specsample.models import config as config_lib
 from specsample.models import gemma
 
+MARK = 'pre_projection.weight'
 _TABLE = {
-  'project.kernel': 'pre_projection.weight',
+  'project.kernel': MARK,
   'back.kernel': 'post_projection.weight',
   'norm.scale': 'norm.weight',
   'ordered.clusters.kernel': 'masked_embedding.centroids.weight',

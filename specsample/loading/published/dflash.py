@@ -19,8 +19,8 @@ from specsample.loading.published import writing
 
 # The names of the token of the masks; the second is of DeepSpec's DSpark.
 _MASKS = ('mask_token_id', 'dspark_noise_token_id')
-_MARKOV = 'markov_head.markov_w1.weight'
-_SELECTOR = 'candidate_selector.hidden_projection.weight'
+MARKOV = 'markov_head.markov_w1.weight'
+SELECTOR = 'candidate_selector.hidden_projection.weight'
 
 
 def _mask(source):
@@ -33,7 +33,7 @@ _TABLE = source_lib.VOCABULARY | {
   'fused_norm.scale': 'hidden_norm.weight',
   'norm.scale': 'norm.weight',
   'mask': _mask,
-  'markov.before': _MARKOV,
+  'markov.before': MARKOV,
   'markov.behind': 'markov_head.markov_w2.weight',
   'markov.gate.kernel': 'markov_head.gate_proj.weight',
   'markov.gate.bias': 'markov_head.gate_proj.bias',
@@ -41,7 +41,7 @@ _TABLE = source_lib.VOCABULARY | {
   'markov.joint.bias': 'markov_head.joint_proj.bias',
   'confidence.kernel': 'confidence_head.proj.weight',
   'confidence.bias': 'confidence_head.proj.bias',
-  'selector.hidden.kernel': _SELECTOR,
+  'selector.hidden.kernel': SELECTOR,
   'selector.predecessor': 'candidate_selector.predecessor_codebook',
   'selector.successor': 'candidate_selector.successor_codebook',
   **{
@@ -75,7 +75,7 @@ def plan(source: source_lib.Source) -> source_lib.Plan:
       f'{own_mask} is a mask of its own, which is not supported: give a '
       'drafter whose mask is the embedding of mask_token_id'
     )
-  is_spark = _MARKOV in source.tensors
+  is_spark = MARKOV in source.tensors
   _check_heads(source, config, is_spark)
   layers = layer.config_of(source, source.layer_config, 'layers.0.')
   from_pending = _drafts_from_pending(source.config)
@@ -98,11 +98,11 @@ def plan(source: source_lib.Source) -> source_lib.Plan:
   if is_spark:
     drafter = drafters.DSpark(
       **settings,
-      rank=source.shape(_MARKOV)[-1],
+      rank=source.shape(MARKOV)[-1],
       reads_all_tokens=True,
       head=config.get('markov_head_type', 'vanilla'),
     )
-  elif _SELECTOR in source.tensors:
+  elif SELECTOR in source.tensors:
     drafter = drafters.DFlash2(**settings, **_of_selector(config))
   else:
     drafter = drafters.DFlash(**settings)
@@ -205,7 +205,7 @@ def _tensors(request, is_spark):
       )
       own = writing.to_bfloat16(values['markov.before'])
       before[values['vocabulary.d2t']] = own
-      found[_MARKOV] = before
+      found[MARKOV] = before
   return found
 
 
@@ -253,7 +253,7 @@ def _check_heads(source, config, is_spark):
     there = 'a' if is_spark else 'no'
     raise ValueError(
       f'{config.origin}: markov_rank is {rank!r}, but {source.folder} has '
-      f'{there} tensor {_MARKOV}: one of the two belongs to '
+      f'{there} tensor {MARKOV}: one of the two belongs to '
       'another drafter; download both again'
     )
 

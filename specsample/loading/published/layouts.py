@@ -20,99 +20,49 @@ from specsample.models import tensors as tensors_lib
 from specsample.types import Params
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Layout:
   """The layout in which a kind of drafter is published.
 
   Attributes:
     name: the name of the kind.
+    of_speculators: its speculators_model_type, None if it has none.
     plan: returns a drafter and its table.
     marks: tensors that none of the layouts after it has.
-    of_speculators: its speculators_model_type, if it has one.
-    kind: the class of the drafters that can be written.
-    write: returns the files of such a drafter; None if none are written.
   """
 
   name: str
+  of_speculators: str | None
   plan: Callable[[source_lib.Source], source_lib.Plan]
   marks: tuple[str, ...] = ()
-  of_speculators: str | None = None
-  kind: type | None = None
-  write: Callable[[writing.Request], writing.Content] | None = None
 
 
-ALL = (
-  Layout(
-    name='P-EAGLE',
-    plan=eagle.plan_p_eagle,
-    marks=('mask_hidden',),
-    of_speculators='peagle',
-  ),
-  Layout(
-    name='EAGLE-3',
-    plan=eagle.plan_eagle3,
-    marks=('midlayer.hidden_norm.weight', 'layers.0.hidden_norm.weight'),
-    of_speculators='eagle3',
-    kind=drafters.Eagle3,
-    write=eagle.write_eagle3,
-  ),
-  Layout(
-    name='DSpark',
-    plan=dflash.plan,
-    marks=('markov_head.markov_w1.weight',),
-    of_speculators='dspark',
-    kind=drafters.DSpark,
-    write=dflash.write,
-  ),
-  Layout(
-    name='DFlash 2',
-    plan=dflash.plan,
-    marks=('candidate_selector.hidden_projection.weight',),
-    of_speculators='dflash2',
-  ),
-  Layout(
-    name='DFlash',
-    plan=dflash.plan,
-    marks=('hidden_norm.weight',),
-    of_speculators='dflash',
-    kind=drafters.DFlash,
-    write=dflash.write,
-  ),
-  Layout(
-    name='EAGLE',
-    plan=eagle.plan_eagle,
-    marks=('fc.weight',),
-    of_speculators='eagle',
-  ),
-  Layout(
-    name='Hydra',
-    plan=heads.plan_hydra,
-    marks=('hydra_mlp.0.0.linear.weight', 'hydra_mlp.0.1.linear.weight'),
-  ),
-  Layout(
-    name="Gemma 4's assistants",
-    plan=assistant.plan,
-    marks=('pre_projection.weight',),
-  ),
-  Layout(
-    name='Medusa',
-    plan=heads.plan_medusa,
-    marks=(
-      'medusa_head.0.0.linear.weight',
-      'blocks.0.layers.0.weight',
-      '0.0.linear.weight',
-    ),
-    kind=drafters.Medusa,
-    write=heads.write_medusa,
-  ),
-  Layout(
-    name='MTP',
-    plan=mtp.plan_speculators,
-    of_speculators='mtp',
-    kind=drafters.MTP,
-    write=mtp.write,
-  ),
+_OF_EAGLE3 = ('midlayer.hidden_norm.weight', 'layers.0.hidden_norm.weight')
+_OF_HYDRA = ('hydra_mlp.0.0.linear.weight', 'hydra_mlp.0.1.linear.weight')
+_OF_MEDUSA = (
+  'medusa_head.0.0.linear.weight',
+  'blocks.0.layers.0.weight',
+  '0.0.linear.weight',
 )
+ALL = (
+  Layout('P-EAGLE', 'peagle', eagle.plan_p_eagle, ('mask_hidden',)),
+  Layout('EAGLE-3', 'eagle3', eagle.plan_eagle3, _OF_EAGLE3),
+  Layout('DSpark', 'dspark', dflash.plan, (dflash.MARKOV,)),
+  Layout('DFlash 2', 'dflash2', dflash.plan, (dflash.SELECTOR,)),
+  Layout('DFlash', 'dflash', dflash.plan, ('hidden_norm.weight',)),
+  Layout('EAGLE', 'eagle', eagle.plan_eagle, ('fc.weight',)),
+  Layout('Hydra', None, heads.plan_hydra, _OF_HYDRA),
+  Layout('Medusa', None, heads.plan_medusa, _OF_MEDUSA),
+  Layout("Gemma 4's assistants", None, assistant.plan, (assistant.MARK,)),
+  Layout('MTP', 'mtp', mtp.plan_speculators),
+)
+_WRITERS: dict[type, Callable[[writing.Request], writing.Content]] = {
+  drafters.Medusa: heads.write_medusa,
+  drafters.Eagle3: eagle.write_eagle3,
+  drafters.DFlash: dflash.write,
+  drafters.DSpark: dflash.write,
+  drafters.MTP: mtp.write,
+}
 
 
 def find(config: config_lib.Config, tensors: Collection[str]) -> Layout | None:
@@ -167,20 +117,20 @@ def load(
 
 def write(request: writing.Request) -> writing.Content:
   """Returns the files of a drafter, from which it would be read unchanged."""
-  written = {x.kind: x for x in ALL if x.kind is not None}
-  layout = written.get(type(request.drafter))
-  if layout is None or layout.write is None:
+  kind = type(request.drafter)
+  if kind not in _WRITERS:
     raise ValueError(
-      f'{type(request.drafter).__name__} has no published layout that can be '
-      f'written: export one of {", ".join(x.__name__ for x in written)}'
+      f'{kind.__name__} has no published layout that can be written: export '
+      f'one of {", ".join(x.__name__ for x in _WRITERS)}'
     )
-  content = layout.write(request)
+  content = _WRITERS[kind](request)
   if content.is_of_target:
     return content
   source = writing.as_source(request, content)
-  found = find(source.config, source.tensors)
-  assert found is layout, (found, layout)
+  layout = find(source.config, source.tensors)
+  assert layout is not None, source
   plan = layout.plan(source)
+  assert type(plan.drafter) is kind, layout
   source_lib.fill(source, plan, convert=None)  # refuses what it would not read
   writing.check_settings(request, plan.drafter)
   return content

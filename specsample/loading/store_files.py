@@ -12,7 +12,6 @@ import os
 from typing import Any
 import zipfile
 
-from etils import epath
 import numpy as np
 
 from specsample import files
@@ -57,14 +56,7 @@ def save_store(
     'tokens': tokens.size,
     'vocabulary': _vocabulary(target),
   }
-  content = {**own, **card, **own}
-  try:
-    json.dumps(content, allow_nan=False)
-  except (TypeError, ValueError) as error:
-    raise ValueError(
-      f'the card cannot be written as JSON ({error}): give text, finite '
-      'numbers, and lists and dicts of these'
-    ) from error
+  content = card_lib.merged(own, card)
   with files.new_folder(path) as folder:
 
     def write():
@@ -97,20 +89,24 @@ def load_store(
   Raises:
     ValueError: if nothing is there, it is damaged, or has another vocabulary.
   """
-  folder = _find(files.name_of(name_or_path))
+  name = files.name_of(name_or_path)
+  shipped = card_lib.shipped(NAME)
+  folder = files.at(shipped.get(name, name)).expanduser()
+  if not (folder / NAME).exists():
+    raise ValueError(
+      f'{name!r} is neither a folder with a {NAME} nor a store that the '
+      'library ships: give the folder of a saved store, or one of '
+      f'{sorted(shipped)}'
+    )
   card = files.read_json(folder / NAME)
-  for name, value, remedy in (
-    ('format', _FORMAT, 'update specsample, or build the store again'),
-    (
-      'vocabulary',
-      _vocabulary(target),
-      "build the store again, with this target's tokenizer",
-    ),
+  for entry, value in (
+    ('format', _FORMAT),
+    ('vocabulary', _vocabulary(target)),
   ):
-    if card.get(name) != value:
+    if card.get(entry) != value:
       raise ValueError(
-        f'{folder / NAME}: {name} is {card.get(name)!r}, but it should be '
-        f'{value!r}: {remedy}'
+        f'{folder / NAME}: {entry} is {card.get(entry)!r}, but it should be '
+        f"{value!r}: build the store again, with this target's tokenizer"
       )
   path = folder / _TOKENS
   try:
@@ -127,20 +123,6 @@ def load_store(
   texts = np.split(tokens, np.cumsum(sizes)[:-1])
   return store_lib.build(
     texts, vocab_size=target.model.vocab_size, capacity=capacity
-  )
-
-
-def _find(name: str) -> epath.Path:
-  """Returns the folder of a store that the library ships, or at a path."""
-  shipped = card_lib.shipped(NAME)
-  if name in shipped:
-    return files.at(shipped[name])
-  path = files.at(name).expanduser()
-  if (path / NAME).exists():
-    return path
-  raise ValueError(
-    f'{name!r} is neither a folder with a {NAME} nor a store that the library '
-    f'ships: give the folder of a saved store, or one of {sorted(shipped)}'
   )
 
 

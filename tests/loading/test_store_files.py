@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import specsample
+from specsample.loading import store_files
 from specsample.memory import store
-from specsample.memory import store_files
 
 _TEXTS = [[5, 6, 7, 5, 6], [8], [7, 5, 6, 9]]
 
