@@ -7,6 +7,7 @@ creates, renames and removes.
 from collections.abc import Callable, Iterator
 import contextlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -72,8 +73,9 @@ def is_folder(path: epath.Path) -> bool:
   try:
     return path.is_dir()
   except Exception as error:  # Errors of a bucket have no common base class.
+    reason = ' '.join(str(error).split()) or type(error).__name__
     raise ValueError(
-      f'{path} cannot be reached ({_one_line(error)}): check the name of the '
+      f'{path} cannot be reached ({reason}): check the name of the '
       'bucket, the network, and the credentials (`gcloud auth '
       'application-default login`)'
     ) from error
@@ -92,11 +94,15 @@ def read_into(path: epath.Path, offset: int, buffer: memoryview) -> None:
 
   No other bytes are requested; a bucket is read in many parts at a time.
   """
+  stop, num_bytes = offset + len(buffer), 0
   if is_remote(path):
-    num_bytes = 0
-    for start in range(0, len(buffer), _PART_BYTES * _NUM_PARTS):
-      stop = min(start + _PART_BYTES * _NUM_PARTS, len(buffer))
-      for part in _parts(path, offset + start, offset + stop):
+    system, name = _system(path)
+    for first in range(offset, stop, _PART_BYTES * _NUM_PARTS):
+      end = min(first + _PART_BYTES * _NUM_PARTS, stop)
+      starts = list(range(first, end, _PART_BYTES))
+      stops = [min(start + _PART_BYTES, end) for start in starts]
+      names = [name] * len(starts)
+      for part in system.cat_ranges(names, starts, stops, on_error='raise'):
         buffer[num_bytes : num_bytes + len(part)] = part
         num_bytes += len(part)
   else:
@@ -105,18 +111,8 @@ def read_into(path: epath.Path, offset: int, buffer: memoryview) -> None:
       num_bytes = file.readinto(buffer)
   if num_bytes < len(buffer):
     raise ValueError(
-      f'{path} ends at byte {offset + num_bytes} of {offset + len(buffer)}: '
-      'download it again'
+      f'{path} ends at byte {offset + num_bytes} of {stop}: download it again'
     )
-
-
-def _parts(path: epath.Path, start: int, stop: int) -> list[bytes]:
-  system, name = _system(path)
-  starts = list(range(start, stop, _PART_BYTES))
-  stops = [min(i + _PART_BYTES, stop) for i in starts]
-  return system.cat_ranges(
-    [name] * len(starts), starts, stops, on_error='raise'
-  )
 
 
 def _system(path):
@@ -178,16 +174,15 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[epath.Path]:
     on_first_process(lambda: _check_absent(final))
     yield final
     return
-  scratch_of = lambda number: final.with_name(f'.{final.name}-{number:08x}')
 
   def make():
     _check_absent(final)
-    number = secrets.randbits(31)
     final.parent.mkdir(parents=True, exist_ok=True)
-    scratch_of(number).mkdir()
-    return number
+    return secrets.randbits(31)
 
-  scratch = scratch_of(on_first_process(make))
+  number = on_first_process(make)
+  scratch = final.with_name(f'.{final.name}-{number:08x}')
+  on_first_process(scratch.mkdir)
   try:
     yield scratch
     on_first_process(lambda: os.rename(scratch, final))
@@ -204,9 +199,7 @@ def _check_absent(path):
 def on_first_process(action: Callable[[], int | None]) -> int:
   """Runs `action` in process 0 once all processes arrive; all wait for it.
 
-  Returns:
-    The action's result in every process, with 0 for None. The result must be at
-    least 0 and fit in an int32.
+  Returns its result, an int32 of at least 0, or 0 for None, in every process.
   """
   multihost_utils.sync_global_devices('on_first_process')
   result, caught = 0, None
@@ -223,5 +216,20 @@ def on_first_process(action: Callable[[], int | None]) -> int:
   return result
 
 
-def _one_line(error):
-  return ' '.join(str(error).split()) or type(error).__name__
+def array_bytes(tree: Any) -> int:
+  """Returns the bytes of all arrays of a tree; a mesh's copies count once.
+
+  Shapes with dtypes may stand for arrays, also in `bytes_per_device`.
+  """
+  return sum(
+    math.prod(leaf.shape) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(tree)
+  )
+
+
+def bytes_per_device(tree: Any) -> int:
+  """Returns the bytes that one device holds, given leaves with a sharding."""
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(tree)
+  )

@@ -17,7 +17,7 @@ _LAYERS = (
   ('types',),
   ('checks', 'cpu'),
   ('text.templates',),
-  ('sharding', 'files', 'host', 'text.chat', 'cost.chips', 'array_bytes'),
+  ('sharding', 'files', 'host', 'text.chat', 'cost.chips'),
   ('choosing.measured_here', 'constraint', 'indexing'),
   ('sampling', 'streams', 'tree', 'stats', 'cost', 'text'),
   ('drafts', 'memory.store'),

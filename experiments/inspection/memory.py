@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.tpu import topologies
-from specsample import array_bytes
+from specsample import files
 from specsample.cost import chips
 from specsample.drafters import trainable
 from specsample.models import int8
@@ -50,7 +50,7 @@ def of_cache(model: transformer.Transformer, num_tokens: int) -> int:
   """
   model = dataclasses.replace(model, dtype='bfloat16')
   cache = jax.eval_shape(lambda: model.init_cache(1, num_tokens, 64))
-  return array_bytes.total(cache)
+  return files.array_bytes(cache)
 
 
 def num_devices(num_bytes: int) -> dict[str, int]:
@@ -65,7 +65,7 @@ def num_devices(num_bytes: int) -> dict[str, int]:
 
 def _of(wide, narrow):
   of_int8 = jax.eval_shape(int8.weights, narrow)
-  sizes = map(array_bytes.total, (wide, narrow, of_int8))
+  sizes = map(files.array_bytes, (wide, narrow, of_int8))
   return dict(zip(KINDS, sizes, strict=True))
 
 

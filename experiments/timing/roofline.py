@@ -11,7 +11,7 @@ import dataclasses
 import jax
 from jax.sharding import AxisType
 
-from specsample import array_bytes
+from specsample import files
 from specsample import sharding
 from specsample.cost import work
 from specsample.models import experts as experts_lib
@@ -24,14 +24,14 @@ def weight_bytes(params: Params) -> int:
   All experts are included. Every weight counts once, even if a mesh holds
   several copies; each device of a mesh reads its own part.
   """
-  return sum(_read(params, array_bytes.total))
+  return sum(_read(params, files.array_bytes))
 
 
 def cache_bytes(model: Model, length: int) -> int:
   """Returns the bytes of the cache of one sequence of `length` tokens."""
   rows = sharding.batch_parts()
   cache = jax.eval_shape(lambda: model.init_cache(rows, length))
-  return array_bytes.total(cache) // rows
+  return files.array_bytes(cache) // rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _read(params, size):
 
 
 def _bytes_on_devices(leaf):
-  return array_bytes.per_device(leaf) * len(leaf.sharding.device_set)
+  return files.bytes_per_device(leaf) * len(leaf.sharding.device_set)
 
 
 def _cache_copies(model):
@@ -105,7 +105,7 @@ def _cache_copies(model):
     jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
   ):
     cache = jax.eval_shape(lambda: model.init_cache(sharding.batch_parts(), 1))
-  return mesh.size * array_bytes.per_device(cache) / array_bytes.total(cache)
+  return mesh.size * files.bytes_per_device(cache) / files.array_bytes(cache)
 
 
 def _num_memories():

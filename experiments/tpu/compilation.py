@@ -20,8 +20,8 @@ from experiments.tpu import hlo_counts
 from experiments.tpu import program as compiled_lib
 from experiments.tpu import topologies as topologies_lib
 import specsample
-from specsample import array_bytes
 from specsample import checks
+from specsample import files
 from specsample import sharding
 from specsample.cost import chips
 from specsample.drafters import tli
@@ -241,7 +241,7 @@ class _TooLarge:
 
 
 def _compile(lowered, arguments, chip):
-  argument_bytes = array_bytes.per_device(arguments)
+  argument_bytes = files.bytes_per_device(arguments)
   if argument_bytes > chip.hbm_bytes:
     # The compiler would spend a long time looking for ways to save memory.
     return _TooLarge(argument_bytes, None)

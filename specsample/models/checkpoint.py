@@ -9,7 +9,6 @@ from typing import Any
 from etils import epath
 import jax
 
-from specsample import array_bytes
 from specsample import checks
 from specsample import files
 from specsample import sharding
@@ -155,7 +154,7 @@ def read_shapes(folder: epath.Path) -> Params:
 
 def _gigabytes_in_flight(params):
   """Returns how many GB to read or write at a time; orbax's default is 96."""
-  largest = max(map(array_bytes.total, jax.tree.leaves(params)))
+  largest = max(map(files.array_bytes, jax.tree.leaves(params)))
   return math.ceil(2 * largest / 1e9)
 
 
