@@ -1,6 +1,6 @@
 """Conversion of text to tokens and back."""
 
-from specsample.text.answer import split_thoughts
+from specsample.text.chat import split_thoughts
 from specsample.text.tokenizer import continuation
 from specsample.text.tokenizer import pieces
 from specsample.text.tokenizer import TextStream

@@ -1,6 +1,10 @@
-"""Chats as text: messages are checked here, and `templates` renders them."""
+"""Chats as text: messages are checked here, and `templates` renders them.
+
+The text of an answer becomes a message again, its thoughts apart.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+import re
 from typing import Any
 
 from specsample.text import templates
@@ -8,6 +12,15 @@ from specsample.text import templates
 # The names under which messages have thoughts. Templates read the first, and
 # that of gpt-oss the second.
 _THOUGHTS = ('reasoning_content', 'thinking', 'reasoning')
+# The marks around thoughts: those of Qwen and DeepSeek, whose chat template may
+# already write the first one, and those of Gemma 4.
+_MARKS = (('<think>', '</think>'), ('<|channel>thought', '<channel|>'))
+# gpt-oss writes a message for each channel; one with a recipient calls a tool.
+_CHANNEL = re.compile(
+  r'<\|channel\|>(analysis|commentary|final)(?: *<\|constrain\|>\w+)?'
+  r'<\|message\|>(.*?)(?=<\|(?:end|return|call|start|channel)\|>|$)',
+  re.DOTALL,
+)
 
 
 def render(
@@ -54,7 +67,7 @@ def render(
     )
   given = {
     name: _plain(f'variable {name}', value, spell)
-    for name, value in {**optional, **variables}.items()
+    for name, value in (optional | dict(variables)).items()
   }
   try:
     return templates.render(template, {**own, **given})
@@ -110,3 +123,21 @@ def _plain(name, value, spell):
   raise ValueError(
     f'{name} has {value!r}: give strings, numbers, lists and dicts'
   )
+
+
+def split_thoughts(text: str) -> tuple[str, str]:
+  """Returns an answer's thoughts and what it says, each '' if there is none.
+
+  Control tokens are spelled out in it. An answer that was cut short among its
+  thoughts says nothing.
+  """
+  if '<|channel|>' in text:
+    messages = _CHANNEL.findall(text)
+    thoughts = [text for channel, text in messages if channel == 'analysis']
+    said = [text for channel, text in messages if channel != 'analysis']
+    return '\n'.join(thoughts), '\n'.join(said)
+  for begin, end in _MARKS:
+    before, found, after = text.partition(end)
+    if found or text.lstrip().startswith(begin):
+      return before.replace(begin, '', 1).strip(), after
+  return '', text

@@ -12,20 +12,13 @@ from typing import Any
 
 import tokenizers
 
-from specsample.text import answer
 from specsample.text import chat as chat_lib
 
 # Tokens that end a turn, in the model families that have one; a configuration
 # may name only the token that ends a document.
 _END_OF_TURN = (
-  '<|im_end|>',
-  '<|eot_id|>',
-  '<|eom_id|>',
-  '<|end|>',
-  '<end_of_turn>',
-  '<turn|>',
-  '<|return|>',
-  '<|call|>',
+  *('<|im_end|>', '<|eot_id|>', '<|eom_id|>', '<|end|>'),
+  *('<end_of_turn>', '<turn|>', '<|return|>', '<|call|>'),
 )
 # In the format of templates that write this token, <|end|> only ends a message:
 # an answer goes on in another channel.
@@ -115,7 +108,7 @@ class Tokenizer:
     them the next turn reads.
     """
     text = self.decode(ids, skip_special=False)
-    thoughts, said = answer.split_thoughts(text)
+    thoughts, said = chat_lib.split_thoughts(text)
     if said != text:
       said = said.lstrip('\n')  # the line ends after the thoughts
     message = {'role': 'assistant', 'content': self._control.sub('', said)}
@@ -176,7 +169,7 @@ class Tokenizer:
 
   def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
     """Returns each text's token ids, without BOS; control tokens are text."""
-    if isinstance(texts, str) or not hasattr(texts, '__iter__'):
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
       raise ValueError(f'texts is {texts!r}: give a list of texts')
     checked = list(map(_checked, texts))
     with _lock:

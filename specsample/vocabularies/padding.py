@@ -41,9 +41,14 @@ def match_vocabulary(draft: load.Loaded, target: load.Loaded) -> load.Loaded:
   """
   size = target.model.vocab_size
   if draft.model.vocab_size == size:
-    _warn_of_other_names(draft, target)
+    _warn_of_other_names(draft.optional_tokenizer, target.optional_tokenizer)
     return draft
-  _check_names(draft.tokenizer, target.tokenizer)
+  different = _differences(draft.tokenizer, target.tokenizer)
+  if different:
+    raise ValueError(
+      f'{different[0]}: draft with a model of the same family, which has the '
+      'same tokenizer, or with drafters.TLI'
+    )
   num_tokens = min(draft.model.num_tokens or draft.model.vocab_size, size)
   model = dataclasses.replace(
     draft.model, vocab_size=size, num_tokens=num_tokens
@@ -54,10 +59,10 @@ def match_vocabulary(draft: load.Loaded, target: load.Loaded) -> load.Loaded:
 
 def _differences(own: text.Tokenizer, others: text.Tokenizer) -> list[str]:
   """Describes each id that both have under different names, in their order."""
-  by_id = lambda tokenizer: {
-    i: token for token, i in tokenizer.backend.get_vocab().items()
-  }
-  own_names, other_names = by_id(own), by_id(others)
+  own_names, other_names = (
+    {i: token for token, i in tokenizer.backend.get_vocab().items()}
+    for tokenizer in (own, others)
+  )
   return [
     f'token {i} is {own_names[i]!r} for the draft model but '
     f'{other_names[i]!r} for the target'
@@ -66,17 +71,7 @@ def _differences(own: text.Tokenizer, others: text.Tokenizer) -> list[str]:
   ]
 
 
-def _check_names(own: text.Tokenizer, others: text.Tokenizer) -> None:
-  different = _differences(own, others)
-  if different:
-    raise ValueError(
-      f'{different[0]}: draft with a model of the same family, which has the '
-      'same tokenizer, or with drafters.TLI'
-    )
-
-
-def _warn_of_other_names(draft: load.Loaded, target: load.Loaded) -> None:
-  own, others = draft.optional_tokenizer, target.optional_tokenizer
+def _warn_of_other_names(own, others) -> None:
   if own is None or others is None:
     return
   different = _differences(own, others)
@@ -92,22 +87,19 @@ def _warn_of_other_names(draft: load.Loaded, target: load.Loaded) -> None:
 
 def _resized(params: Params, model: transformer.Transformer) -> Params:
   """Returns the parameters with vocabulary matrices of the model's size."""
-  names = [name for name in ('embedding', 'unembedding') if name in params]
-  axes = model.param_axes()
-  is_int8 = lambda leaf: isinstance(leaf, int8.Int8)
+  resized, axes = dict(params), model.param_axes()
 
   def resize(leaf):
     kept = sharding.replicate(leaf)[:, : model.vocab_size]
     missing = model.vocab_size - kept.shape[1]
     return jnp.pad(kept, ((0, 0), (0, missing)))
 
-  def of(name):
-    matrix, own = params[name], axes[name]
+  for name in ('embedding', 'unembedding'):
+    matrix = params.get(name)
     if packed.is_packed(matrix):
-      return packed.pack(resize(packed.dense(matrix)))
-    resized = jax.tree.map(resize, matrix)
-    return sharding.place(
-      resized, int8.of_kernel(*own) if is_int8(matrix) else own
-    )
-
-  return params | {name: of(name) for name in names}
+      resized[name] = packed.pack(resize(packed.dense(matrix)))
+    elif matrix is not None:
+      is_int8 = isinstance(matrix, int8.Int8)
+      own = int8.of_kernel(*axes[name]) if is_int8 else axes[name]
+      resized[name] = sharding.place(jax.tree.map(resize, matrix), own)
+  return resized

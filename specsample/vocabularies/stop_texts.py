@@ -29,9 +29,11 @@ class StopTexts:
   texts: Sequence[str]
 
   def __post_init__(self):
-    """Raises ValueError unless there are a tokenizer and texts to find."""
+    """Refuses what is no tokenizer, and texts that cannot be found."""
     checks.has(
-      *('tokenizer', self.tokenizer, ('encode_all', 'backend')),
+      'tokenizer',
+      self.tokenizer,
+      ('encode_all', 'backend'),
       "give the target's, specsample.load(...).tokenizer",
     )
     self.tokenizer.encode_all(self.texts)  # raises for what is no list of texts
