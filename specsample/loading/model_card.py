@@ -1,9 +1,9 @@
 """The model card of a drafter that is written for others: README.md."""
 
 from collections.abc import Iterator, Mapping
-import dataclasses
 from typing import Any
 
+from specsample.loading import card as card_lib
 from specsample.loading import load
 from specsample.loading.published import writing
 
@@ -28,10 +28,8 @@ def _lines(request, card) -> Iterator[str]:
   yield '---'
   if name is not None and load.is_hub_id(name):
     yield f'base_model: {name}'
-  yield 'tags:\n- speculative-decoding\n- specsample\n---'
-  yield ''
-  yield f'# {kind} for {name or card.get("target", "its target")}'
-  yield ''
+  yield 'tags:\n- speculative-decoding\n- specsample\n---\n'
+  yield f'# {kind} for {name or card.get("target", "its target")}\n'
   yield (
     f'A drafter for speculative decoding, trained in JAX with specsample and '
     f'written in the {request.layout} layout. It drafts '
@@ -54,8 +52,7 @@ def _use(request, kind):
   yield '```python'
   yield f"target = specsample.load('{request.target_name or 'TARGET'}')"
   yield "drafter = specsample.load_drafter('THIS_REPOSITORY', target)"
-  yield '```'
-  yield ''
+  yield '```\n'
   if request.of_speculators:
     command = 'vllm serve THIS_REPOSITORY'
     if kind == 'MTP':
@@ -76,10 +73,11 @@ def _use(request, kind):
 def _settings(drafter):
   yield '| setting | value |'
   yield '|---|---|'
-  for field in dataclasses.fields(drafter):
-    if field.name not in ('model', 'layer_config'):
-      yield f'| {field.name} | {getattr(drafter, field.name)} |'
-  layers = getattr(drafter, 'feature_layers', ())
+  settings = card_lib.fields_of(drafter)
+  for name, value in settings.items():
+    if name not in ('model', 'layer_config'):
+      yield f'| {name} | {value} |'
+  layers = settings.get('feature_layers', ())
   if layers:
     yield ''
     yield (
@@ -89,7 +87,7 @@ def _settings(drafter):
 
 
 def _measured(card):
-  for key in ('held_out', 'on_questions'):
+  for key in reversed(card_lib.MEASURED):
     found = card.get(key)
     if isinstance(found, Mapping) and 'tokens_per_round' in found:
       kept = found.get('acceptance_by_position', ())

@@ -172,10 +172,6 @@ def _check_written(request, is_spark):
       'train with the number of a token that no text uses, whose embedding is '
       'the mask',
     )
-  if drafter.has_feature_norms:
-    raise request.no_room(
-      'has_feature_norms = True', 'train with has_feature_norms = False'
-    )
   is_whole = drafter.own_unembedding and drafter.draft_vocab_size is None
   if is_whole and (of_speculators or not is_spark):
     raise request.no_room(

@@ -227,16 +227,10 @@ def write_eagle3(request: writing.Request) -> writing.Content:
 def _of_authors(request):
   """Returns the settings of the layer, which is Llama's without biases."""
   drafter = request.drafter
-  for what, is_set in (
-    ('has_feature_norms = True', drafter.has_feature_norms),
-    ('norm_before_residual = True', drafter.norm_before_residual),
-    ('feeds_back_normed = True', drafter.feeds_back_normed),
-    (f'a window of {drafter.window} tokens', drafter.window is not None),
-  ):
-    if is_set:
-      raise request.no_room(
-        what, "choose layout='speculators', which has room for it"
-      )
+  if drafter.window is not None:
+    raise request.no_room(
+      f'a window of {drafter.window} tokens', "choose layout='speculators'"
+    )
   if drafter.shape.attention_bias:
     raise request.no_room(
       'attention_bias = True', 'train with a layer_config without biases'

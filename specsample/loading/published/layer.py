@@ -165,10 +165,6 @@ def settings(request: writing.Request, model_type: str) -> dict[str, Any]:
   not.
   """
   shape, windows = request.drafter.shape, request.drafter.windows
-  if shape.has_post_norms:
-    raise request.no_room(
-      'has_post_norms = True', 'train with a layer_config of the Llama family'
-    )
   has_norms = model_type == 'qwen3'
   if shape.qk_norm != has_norms:
     raise request.no_room(

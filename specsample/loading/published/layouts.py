@@ -131,6 +131,6 @@ def write(request: writing.Request) -> writing.Content:
   assert layout is not None, source
   plan = layout.plan(source)
   assert type(plan.drafter) is kind, layout
-  source_lib.fill(source, plan, convert=None)  # refuses what it would not read
   writing.check_settings(request, plan.drafter)
+  source_lib.fill(source, plan, convert=None)  # refuses what it would not read
   return content

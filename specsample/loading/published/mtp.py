@@ -184,11 +184,7 @@ def write(request: writing.Request) -> writing.Content:
 
 
 def _for_speculators(request):
-  drafter, num_layers = request.drafter, request.drafter.model.num_layers
-  if drafter.num_modules > 1:
-    raise request.no_room(
-      f'num_modules = {drafter.num_modules}', 'train one module'
-    )
+  num_layers = request.drafter.model.num_layers
   of_layer = layer.settings(request, 'qwen3')
   # All layers of the target are described, as by the module's own.
   of_layer['layer_types'] *= num_layers

@@ -329,8 +329,8 @@ _CAPPED = dataclasses.replace(_MODEL, logit_softcap=30.0)
     (
       _eagle3(has_feature_norms=True),
       'huggingface',
-      r'has_feature_norms = True: the huggingface layout of Eagle3 has no room '
-      r"for it: choose layout='speculators'",
+      'has_feature_norms = True, which would be read as False: the huggingface '
+      'layout of Eagle3 has no room for it: train without it, or choose anoth',
     ),
     (_eagle3(feeds_back_normed=True), 'huggingface', 'feeds_back_normed = Tr'),
     (_eagle3(layer_config=_QWEN), 'huggingface', 'qk_norm = True'),
@@ -358,7 +358,7 @@ _CAPPED = dataclasses.replace(_MODEL, logit_softcap=30.0)
     (_eagle3(feature_layers=(1, 1)), 'speculators', 'with a layer twice'),
     (_eagle3(model=_CAPPED), 'huggingface', 'logit_softcap = 30.0'),
     (_block(mask_token_id=None), 'huggingface', 'mask_token_id = None'),
-    (_block(has_feature_norms=True), 'speculators', 'has_feature_norms = True'),
+    (_block(has_feature_norms=True), 'speculators', 'params has feature_norms'),
     (_block(layer_config=_LLAMA), 'huggingface', 'qk_norm = False'),
     (
       _block(drafts_from_pending=True),
