@@ -166,13 +166,12 @@ def read(folder: epath.Path) -> dict[str, Any]:
 
 
 def measured(card: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Returns how many of a drafter's drafts are kept, None if no one measured.
+  """Returns how many of a drafter's drafts are kept, None if not measured.
 
   'acceptance_by_position' [K] holds the shares of rounds that keep draft 1, 2,
-  ... Two more entries may be there: 'acceptance_by_rank' [K, k], how often the
-  draft of each rank is the one kept, as `tree.best` takes it, and
-  'tokens_by_nodes', the tokens per round with a lattice's best trees of '1',
-  '3', ... nodes.
+  ... 'acceptance_by_rank' [K, k] may be there, how often the draft of each rank
+  is the one kept, as `tree.best` takes it, and 'tokens_by_nodes', the tokens
+  per round with a lattice's best trees of '1', '3', ... nodes.
   """
   entries = (card.get(entry, {}) for entry in MEASURED)
   return next((x for x in entries if 'acceptance_by_position' in x), None)

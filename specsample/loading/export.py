@@ -104,12 +104,7 @@ def name_of(target: load.Loaded) -> str | None:
 def upload(path: str | os.PathLike[str], name: str) -> str:
   """Uploads an exported folder to the Hugging Face hub; returns its address.
 
-  Args:
-    path: a local folder that `export_drafter` wrote.
-    name: a new repository, 'owner/name'.
-
-  Raises:
-    ValueError: the hub refuses it, or cannot be reached. The folder stays.
+  `name` is a new repository, 'owner/name'. The folder stays if it fails.
   """
   # Imported only when it is used: it takes as long as the rest of the library.
   import huggingface_hub  # noqa: PLC0415

@@ -13,18 +13,13 @@ from specsample.types import Array
 class History:
   """The latest texts, kept on the host and sorted into a `Store` now and then.
 
-  `generate_all` adds each finished text, so that later rows draft from it. This
-  anticipates no token that is still to be drawn: a row's tokens keep the
-  target's distribution whatever the store holds, and only the number of rounds
-  changes. (At temperatures above 0 the tokens drawn with a key may differ from
-  those without a history, as with another drafter; with `verify.coupled` or at
-  temperature 0 they are the same.)
+  `generate_all` adds each finished text, so that later rows draft from it. A
+  row's tokens keep the target's distribution whatever the store holds, as with
+  any drafter; only the number of rounds changes.
 
   This holds as long as the texts say nothing of the random bits that a row is
   about to use. A call with the key and the request id of an earlier text would
-  draft that text and judge it by the very bits that wrote it, which changes the
-  distribution, so it is refused (`claim`). Only texts that calls have added are
-  known by their bits; see `add` for other texts.
+  judge that text by the very bits that wrote it, so it is refused (`claim`).
 
   One user's texts speed up those of another user with the same words, which can
   be observed from outside: keep one history per user if that matters.
@@ -66,11 +61,7 @@ class History:
     return self._vocab_size
 
   def claim(self, key: Array, request_ids: Sequence[int]) -> None:
-    """Notes which random bits the next texts are drawn with.
-
-    Args:
-      key: the PRNG key of a call.
-      request_ids: of the rows that draw at random.
+    """Notes the key of a call and the ids of its rows that draw at random.
 
     Raises:
       ValueError: two rows have the same bits, or an earlier call had a row with

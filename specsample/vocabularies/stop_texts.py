@@ -61,9 +61,6 @@ class StopTexts:
       moves: [N, C] int32, from each of N states, by each of C classes: twice
         the next state, plus 1 if a text has ended within the token.
       longest: the number of bytes of the longest text.
-
-    Raises:
-      ValueError: it is not known what the tokenizer's tokens stand for.
     """
     return _table(self, vocab_size)
 

@@ -32,11 +32,7 @@ class Token:
 
 
 def from_tokenizer(tokenizer: text.Tokenizer) -> dict[int, Token]:
-  """Returns the tokens of a tokenizer by their ids.
-
-  Raises:
-    ValueError: the tokenizer joins tokens in a way that is not known here.
-  """
+  """Returns the tokens of a tokenizer by their ids."""
   backend = tokenizer.backend
   steps = _decoder(backend)
   added = backend.get_added_tokens_decoder()

@@ -81,7 +81,12 @@ class VocabMap:
 def map_vocabulary(
   draft: load.Loaded, target: load.Loaded, *, max_pieces: int = 8
 ) -> VocabMap:
-  """Returns the map between two models with tokenizers; see `match`."""
+  """Returns the map between two models with tokenizers.
+
+  Raises:
+    ValueError: they share no token, or too few to draft with; or it is not
+      known what the tokens of one tokenizer stand for.
+  """
   return match(
     draft.tokenizer,
     target.tokenizer,
@@ -100,19 +105,13 @@ def match(
   max_pieces: int = 8,
   least_share: float = _LEAST_SHARE,
 ) -> VocabMap:
-  """Returns the map between two vocabularies.
+  """Returns the map between two vocabularies, given their tokenizers.
 
   Args:
-    draft: the draft model's tokenizer.
-    target: the target's tokenizer.
-    draft_vocab_size: rows of the draft model's vocabulary, padding included.
-    target_vocab_size: V, the same for the target.
+    draft, target: the tokenizers.
+    draft_vocab_size, target_vocab_size: the models' rows, padding included.
     max_pieces: the largest P allowed.
     least_share: more than this share of the smaller vocabulary must be shared.
-
-  Raises:
-    ValueError: they share no token, or too few to draft with; or it is not
-      known what the tokens of one tokenizer stand for.
   """
   if max_pieces < 1:
     raise ValueError(f'max_pieces is {max_pieces}: feed at least 1 per token')

@@ -207,11 +207,7 @@ class Plan:
 
 
 def row(table: Table, path: str) -> tuple[str | Make, list[str]]:
-  """Returns a parameter's row in a table, and the numbers in its path.
-
-  Raises:
-    KeyError: there is no such row.
-  """
+  """Returns a parameter's row in a table, and the numbers in its path."""
   if path in table:
     return table[path], []
   return table[_NUMBER.sub('{}', path)], _NUMBER.findall(path)
