@@ -76,7 +76,7 @@ _DEEPSEEK3 = (
   r'|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*'
   rf'{_END}',
 )
-_DEFAULT = (*(r'[\p{P}\$\+<=>\^~\|]+', _GPT2, r'\p{N}+', r'[0-9][0-9][0-9]'),)
+_DEFAULT = (r'[\p{P}\$\+<=>\^~\|]+', _GPT2, r'\p{N}+', r'[0-9][0-9][0-9]')
 
 
 @dataclasses.dataclass(frozen=True)
