@@ -79,16 +79,10 @@ def save_drafter(
   if isinstance(target, load.Loaded):
     target = target.fingerprint
   content = card_lib.make(drafter, target, card)
-  found = _by_name(params)
-  _check(
-    'params',
-    {name: x.shape for name, x in _by_name(drafter.abstract_params()).items()},
-    {name: x.shape for name, x in found.items()},
-    f'give the parameters of {drafter}',
-  )
+  checks.parameters('params', drafter, params)
   arrays = {
     name: _to_host(leaf).astype(safetensors_file.DTYPES[_kind(name)])
-    for name, leaf in found.items()
+    for name, leaf in _by_name(params).items()
     if name != _UNEMBEDDING or drafter.own_unembedding
   }
   with files.new_folder(path) as folder:
@@ -208,17 +202,25 @@ def _open(path, drafter, sha256):
   """Returns the tensors of a file, checked to be those of the drafter."""
   card_lib.check_present(path)
   stored = safetensors_file.read_header(path)
-  expected = _by_name(drafter.abstract_params())
+  shapes = _by_name(drafter.abstract_params())
   if not drafter.own_unembedding:
-    expected.pop(_UNEMBEDDING, None)
-  _check(
-    str(path),
-    {name: f'{_kind(name)} {x.shape}' for name, x in expected.items()},
-    {name: f'{tensor.kind} {tensor.shape}' for name, tensor in stored.items()},
-    f'given num_draft_tokens = {drafter.num_draft_tokens} and the other '
-    f'settings in {card_lib.NAME}: one of the two files is damaged or belongs '
-    'to another drafter, so save both again',
-  )
+    shapes.pop(_UNEMBEDDING, None)
+  expected = {name: f'{_kind(name)} {x.shape}' for name, x in shapes.items()}
+  found = {name: f'{x.kind} {x.shape}' for name, x in stored.items()}
+  different = [
+    f'{name} is {found.get(name, "missing")}, expected '
+    f'{expected.get(name, "no such tensor")}'
+    for name in sorted(expected.keys() | found.keys())
+    if found.get(name) != expected.get(name)
+  ]
+  if different:
+    raise ValueError(
+      f'{path}: {len(different)} tensors differ '
+      f'({"; ".join(different[:_NUM_LISTED])}), given num_draft_tokens = '
+      f'{drafter.num_draft_tokens} and the other settings in '
+      f'{card_lib.NAME}: one of the two files is damaged or belongs to another '
+      'drafter, so save both again'
+    )
   if _sha256(path) != sha256:
     raise ValueError(
       f'{path} does not hold the weights that {card_lib.NAME} was written for: '
@@ -226,22 +228,6 @@ def _open(path, drafter, sha256):
       'download both again'
     )
   return stored
-
-
-def _check(origin, expected, found, remedy):
-  """Raises ValueError unless two dicts describe the same tensors."""
-  names = sorted(expected.keys() | found.keys())
-  different = [
-    f'{name} is {found.get(name, "missing")}, expected '
-    f'{expected.get(name, "no such tensor")}'
-    for name in names
-    if found.get(name) != expected.get(name)
-  ]
-  if different:
-    listed = '; '.join(different[:_NUM_LISTED])
-    raise ValueError(
-      f'{origin}: {len(different)} tensors differ ({listed}): {remedy}'
-    )
 
 
 def _unembedding(path, target, d2t):

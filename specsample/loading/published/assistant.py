@@ -34,7 +34,7 @@ def plan(source: source_lib.Source) -> source_lib.Plan:
   drafter = drafters.Assistant(
     model=model,
     kv_layers=_kv_layers(config, model),
-    num_draft_tokens=source.drafts(_num_draft_tokens(source)),
+    num_draft_tokens=source.num_drafts(_num_draft_tokens(source)),
     layer_config=shape,
     num_clusters=size('num_centroids'),
     num_best_clusters=size('centroid_intermediate_top_k'),

@@ -86,7 +86,7 @@ def plan(source: source_lib.Source) -> source_lib.Plan:
   settings: dict[str, Any] = {
     'model': source.target.model,
     'num_draft_tokens': num_draft_tokens,
-    **source.vocabulary(),
+    **source.vocabulary_settings(),
     'feature_layers': _feature_layers(source, config),
     'num_layers': layers.num_layers,
     'drafts_from_pending': from_pending,

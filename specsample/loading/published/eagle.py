@@ -121,7 +121,7 @@ def _settings(source):
   return {
     'model': source.target.model,
     'num_draft_tokens': num_draft_tokens(source),
-    **source.vocabulary(),
+    **source.vocabulary_settings(),
     'feature_layers': _feature_layers(source),
     'has_feature_norms': config.flag('fc_norm'),
     'has_joint_norm': bool(config.agreed(given)),
@@ -176,7 +176,7 @@ def num_draft_tokens(source: source_lib.Source) -> int:
     default = int(method['speculative_tokens'])
   except (KeyError, TypeError, ValueError):
     default = config.size('ttt_length', _NUM_DRAFT_TOKENS)
-  return source.drafts(default)
+  return source.num_drafts(default)
 
 
 def write_eagle3(request: writing.Request) -> writing.Content:

@@ -200,7 +200,7 @@ def _count(source, pattern):
 
 
 def _num_draft_tokens(source, num_heads):
-  wanted = source.drafts(num_heads)
+  wanted = source.num_drafts(num_heads)
   if wanted > num_heads:
     raise ValueError(
       f'num_draft_tokens is {wanted}, but {source.folder} has {num_heads} '

@@ -69,7 +69,7 @@ class Source:
     nested = self.config.part('transformer_layer_config')
     return nested if nested.values else self.config
 
-  def drafts(self, default: int) -> int:
+  def num_drafts(self, default: int) -> int:
     """Returns K: the wanted one, or else the default."""
     return default if self.num_draft_tokens is None else self.num_draft_tokens
 
@@ -155,7 +155,7 @@ class Source:
       self.tensors[name], expected, len(expected)
     )
 
-  def vocabulary(self) -> dict[str, Any]:
+  def vocabulary_settings(self) -> dict[str, Any]:
     """Returns the settings of the tokens that are drafted."""
     ids = self.draft_ids
     return {
