@@ -17,6 +17,7 @@ from experiments.inspection import memory
 import specsample
 from specsample import testing
 from specsample.models import checkpoint
+from tests.loading.published import folders
 from tests.loading.published import test_dflash
 from tests.loading.published import test_dflash2
 from tests.loading.published import test_eagle
@@ -250,7 +251,7 @@ def _publish(folder, layout, changes=()):
   if config is None:
     name = f'{layout.lower()}_lm_head.pt'
     return test_heads.save(folder, name, tensors), tensors
-  return test_eagle.save(folder, tensors, config), tensors
+  return folders.save(folder, tensors, config), tensors
 
 
 @pytest.mark.parametrize('layout', _PUBLISHED)

@@ -21,6 +21,7 @@ from specsample.models import matrices
 from specsample.models import mxfp4
 from specsample.models import rotary
 from specsample.models import safetensors_file
+from tests.loading.published import folders
 from tests.loading.published import test_dflash
 from tests.loading.published import test_eagle
 from tests.models import mxfp4_by_hand
@@ -183,11 +184,11 @@ def test_a_drafter_of_plain_layers_drafts_for_it(tmp_path, kind):
   params = testing.with_noise(params, jax.random.key(1), 0.3)
   target = specsample.Loaded(model, params, None)
   if kind == 'eagle3':
-    folder = test_eagle.save(
+    folder = folders.save(
       tmp_path, test_eagle.eagle3_tensors(), test_eagle.CONFIG
     )
   else:
-    folder = test_dflash.save(
+    folder = folders.save(
       tmp_path, test_dflash.dflash_tensors(), test_dflash.DFLASH
     )
   loaded = specsample.load_drafter(folder, target, 2)

@@ -7,6 +7,7 @@ import pytest
 import specsample
 from specsample import sharding
 from specsample.loading import load
+from tests.loading.published import folders
 from tests.loading.published import test_assistant
 from tests.loading.published import test_dflash
 from tests.loading.published import test_dflash2
@@ -29,7 +30,7 @@ LAYOUTS = {
   ),
   'eagle-3': (
     test_eagle.TARGET,
-    lambda folder: test_eagle.save(
+    lambda folder: folders.save(
       folder,
       test_eagle.eagle3_tensors('layers.0.') | test_eagle.joint_norm(),
       test_eagle.SPECULATORS | {'norm_before_fc': True},
@@ -37,19 +38,19 @@ LAYOUTS = {
   ),
   'p-eagle': (
     test_eagle.TARGET,
-    lambda folder: test_eagle.save(
+    lambda folder: folders.save(
       folder, test_p_eagle.p_eagle_tensors(), test_p_eagle.CONFIG
     ),
   ),
   'dflash 2': (
     test_dflash.TARGET,
-    lambda folder: test_dflash.save(
+    lambda folder: folders.save(
       folder, test_dflash2.tensors(), test_dflash2.config()
     ),
   ),
   'dspark': (
     test_dflash.TARGET,
-    lambda folder: test_dflash.save(
+    lambda folder: folders.save(
       folder,
       test_dflash.dflash_tensors(has_head=True, rank=test_dflash.RANK),
       test_dflash.DSPARK,

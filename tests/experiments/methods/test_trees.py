@@ -12,6 +12,7 @@ import specsample
 from specsample import testing
 from specsample import tree
 from specsample.types import DraftKind
+from tests.loading.published import folders
 from tests.loading.published import test_dflash
 
 _NEW_TOKENS = 24
@@ -56,7 +57,7 @@ def test_the_best_tokens_of_dflash_are_a_chain(tmp_path):
     for key, value in test_dflash.DSPARK.items()
     if 'markov' not in key and 'confidence' not in key
   }
-  folder = test_dflash.save(tmp_path, test_dflash.dflash_tensors(), config)
+  folder = folders.save(tmp_path, test_dflash.dflash_tensors(), config)
   gin.clear_config()
   gin.parse_config_file('configs/drafters.gin')
   gin.bind_parameter('dflash/methods.trained.name', str(folder))

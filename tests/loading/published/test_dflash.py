@@ -1,17 +1,16 @@
 """DFlash and DSpark as their authors and speculators write them."""
 
 import dataclasses
-import json
 
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import specsample
 from specsample import drafters
 from specsample import testing
 from tests.loading.published import by_hand
+from tests.loading.published import folders
 
 _V, _D, _L, _DRAFTED, RANK, _NUM = 32, 16, 6, 12, 4, 2
 _HEADS, _KV, _HEAD, _MLP, _EPS, _THETA = 4, 1, 6, 24, 1e-6, 500.0
@@ -114,13 +113,6 @@ def dflash_tensors(ids=None, has_head=False, rank=0, head='vanilla'):
   tensors[f'{name}.weight'] = by_hand.normal(rng, *shape)
   tensors[f'{name}.bias'] = by_hand.normal(rng, shape[0])
   return tensors
-
-
-def save(folder, tensors, config):
-  folder.mkdir(exist_ok=True)
-  (folder / 'config.json').write_text(json.dumps(config))
-  safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
-  return folder
 
 
 # Each layer's window, whether its blocks are causal, and the base of its rope.
@@ -230,7 +222,7 @@ def test_dflash_drafts_as_its_tensors_say(tmp_path, where):
     config['dflash_config'] = config['dflash_config'] | {'block_size': size}
   if where == 'prefixed':
     saved = {f'model.{name}': x for name, x in tensors.items()}
-  loaded = specsample.load_drafter(save(tmp_path, saved, config), TARGET)
+  loaded = folders.load(tmp_path, saved, config, TARGET)
   drafter = loaded.drafter
   assert type(drafter) is drafters.DFlash
   assert drafter.num_draft_tokens == 3
@@ -244,7 +236,7 @@ def test_dflash_of_speculators(tmp_path, ids):
   tensors = dflash_tensors(ids, has_head=True)
   size = _V if ids is None else len(ids)
   config = _SPECULATORS | {'draft_vocab_size': size}
-  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  loaded = folders.load(tmp_path, tensors, config, TARGET)
   assert loaded.drafter.num_draft_tokens == 3
   assert loaded.drafter.feature_layers == (1, 3)
   _assert_drafts(loaded, tensors, from_pending=False)
@@ -335,7 +327,7 @@ _SPELLINGS = {
 @pytest.mark.parametrize('spelling', _SPELLINGS)
 def test_windows_in_every_spelling(tmp_path, spelling):
   config, kinds = _SPELLINGS[spelling]
-  folder = save(tmp_path, dflash_tensors(), config)
+  folder = folders.save(tmp_path, dflash_tensors(), config)
   drafter = specsample.load_drafter(folder, TARGET).drafter
   shape, found = drafter.shape, []
   for i in range(_NUM):
@@ -353,13 +345,13 @@ def test_windows_in_every_spelling(tmp_path, spelling):
 def test_dflash_of_windows_drafts_as_its_tensors_say(tmp_path, spelling):
   config, kinds = _SPELLINGS[spelling]
   tensors = dflash_tensors()
-  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  loaded = folders.load(tmp_path, tensors, config, TARGET)
   _assert_drafts(loaded, tensors, from_pending=False, kinds=kinds)
 
 
 def test_dspark_drafts_as_its_tensors_say(tmp_path):
   tensors = dflash_tensors(has_head=True, rank=RANK)
-  loaded = specsample.load_drafter(save(tmp_path, tensors, DSPARK), TARGET)
+  loaded = folders.load(tmp_path, tensors, DSPARK, TARGET)
   drafter = loaded.drafter
   assert type(drafter) is drafters.DSpark
   assert drafter.num_draft_tokens == 3
@@ -386,19 +378,19 @@ def test_dspark_of_speculators(tmp_path):
     'draft_vocab_size': _DRAFTED,
     'markov_rank': RANK,
   }
-  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  loaded = folders.load(tmp_path, tensors, config, TARGET)
   # Files without this setting are from before drafts began at the anchor.
   assert loaded.drafter.num_draft_tokens == 3
   assert not loaded.drafter.drafts_from_pending
   config = config | {'sample_from_anchor': True}
-  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  loaded = folders.load(tmp_path, tensors, config, TARGET)
   assert loaded.drafter.num_draft_tokens == 4
   _assert_drafts(loaded, tensors, from_pending=True)
 
 
 def test_a_mask_by_another_name(tmp_path):
   config = DSPARK | {'mask_token_id': None, 'dspark_noise_token_id': _MASK}
-  loaded = specsample.load_drafter(save(tmp_path, _SPARK(), config), TARGET)
+  loaded = folders.load(tmp_path, _SPARK(), config, TARGET)
   _assert_drafts(loaded, _SPARK(), from_pending=True)
 
 
@@ -411,7 +403,7 @@ def test_dspark_of_specforge(tmp_path):
     'dflash_config': nested | {'projector_type': 'dspark'},
   }
   tensors = dflash_tensors(rank=RANK)
-  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  loaded = folders.load(tmp_path, tensors, config, TARGET)
   assert type(loaded.drafter) is drafters.DSpark
   assert loaded.drafter.num_draft_tokens == 3
   _assert_drafts(loaded, tensors, from_pending=True)
@@ -425,8 +417,7 @@ def test_other_markov_heads(tmp_path, head, is_nested):
     own = {key: x for key, x in config.items() if key not in _LAYER_CONFIG}
     own['projector_type'] = 'dspark'
     config = _LAYER_CONFIG | {'dflash_config': own}
-  (tmp_path / 'published').mkdir()
-  folder = save(tmp_path / 'published', tensors, config)
+  folder = folders.save(tmp_path / 'published', tensors, config)
   loaded = specsample.load_drafter(folder, TARGET)
   assert loaded.drafter.head == head
   _assert_drafts(loaded, tensors, from_pending=True)
@@ -442,7 +433,7 @@ def test_other_markov_heads(tmp_path, head, is_nested):
 def test_deepspecs_dflash_drafts_from_the_pending_token(tmp_path):
   tensors = dflash_tensors(has_head=True)
   config = DSPARK | {'markov_rank': 0, 'enable_confidence_head': False}
-  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  loaded = folders.load(tmp_path, tensors, config, TARGET)
   assert type(loaded.drafter) is drafters.DFlash
   assert loaded.drafter.num_draft_tokens == 3
   _assert_drafts(loaded, tensors, from_pending=True)
@@ -463,11 +454,11 @@ def test_a_copy_of_the_targets_unembedding_is_not_kept(
   tensors = dflash_tensors(rank=RANK) | {
     'lm_head.weight': np.ascontiguousarray(copy)
   }
-  loaded = specsample.load_drafter(save(tmp_path, tensors, DSPARK), target)
+  loaded = folders.load(tmp_path, tensors, DSPARK, target)
   assert not loaded.drafter.own_unembedding
   assert 'vocabulary' not in loaded.params
   tensors['lm_head.weight'][-1, -1] *= 2
-  loaded = specsample.load_drafter(save(tmp_path, tensors, DSPARK), target)
+  loaded = folders.load(tmp_path, tensors, DSPARK, target)
   assert loaded.drafter.own_unembedding
   np.testing.assert_array_equal(
     loaded.params['vocabulary']['unembedding'],
@@ -480,39 +471,16 @@ def test_what_was_loaded_is_saved_and_drafts_the_targets_text(tmp_path, name):
   tensors, config = dflash_tensors(), DFLASH
   if name == 'dspark':
     tensors, config = dflash_tensors(has_head=True, rank=RANK), DSPARK
-  (tmp_path / 'published').mkdir()
-  folder = save(tmp_path / 'published', tensors, config)
+  folder = folders.save(tmp_path / 'published', tensors, config)
   loaded = specsample.load_drafter(folder, TARGET, 2)
-  specsample.save_drafter(
-    tmp_path / 'own', loaded.drafter, loaded.params, target=TARGET, card={}
-  )
-  again = specsample.load_drafter(tmp_path / 'own', TARGET)
-  assert again.drafter == loaded.drafter
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=0.01),
-    again.params,
-    loaded.params,
-  )
-  testing.assert_greedy_equal(
-    {'target': TARGET.params, 'drafter': again.params},
-    np.asarray([_PROMPT, [8, 5, 0, 0, 0]]),
-    np.asarray([5, 2]),
-    model=MODEL,
-    drafter=again.drafter,
-    verify=specsample.verify.chain,
-    max_new_tokens=6,
-  )
-
-
-def _with(tensors, **changes):
-  changed = tensors | changes
-  return {key: x for key, x in changed.items() if x is not None}
+  again = folders.saved_again(tmp_path / 'own', loaded, TARGET)
+  folders.assert_greedy_equal(again, TARGET)
 
 
 _SPARK = lambda: dflash_tensors(has_head=True, rank=RANK)
 _DAMAGES = {
   'norms of one layer': (
-    lambda: _with(
+    lambda: folders.changed(
       dflash_tensors(), **{'layers.1.self_attn.q_norm.weight': None}
     ),
     DFLASH,
@@ -704,7 +672,7 @@ _DAMAGES = {
     'confidence_head_with_markov is False, but only True is supported',
   ),
   'no confidence': (
-    lambda: _with(_SPARK(), **{'confidence_head.proj.bias': None}),
+    lambda: folders.changed(_SPARK(), **{'confidence_head.proj.bias': None}),
     DSPARK,
     r'lacks 1 tensors \(confidence_head\.proj\.bias\)',
   ),
@@ -717,26 +685,22 @@ def test_names_of_another_trainer_are_read(tmp_path):
     for key in ('block_size', 'markov_rank', 'target_layer_ids')
   }
   others = {x: y for x, y in DSPARK.items() if f'dspark_{x}' not in renamed}
-  expected = specsample.load_drafter(
-    save(tmp_path / 'own', _SPARK(), DSPARK), TARGET
-  )
-  found = specsample.load_drafter(
-    save(tmp_path / 'other', _SPARK(), others | renamed), TARGET
-  )
+  expected = folders.load(tmp_path / 'own', _SPARK(), DSPARK, TARGET)
+  found = folders.load(tmp_path / 'other', _SPARK(), others | renamed, TARGET)
   assert found.drafter == expected.drafter
 
 
 @pytest.mark.parametrize('damage', _DAMAGES)
 def test_what_does_not_fit_is_refused(tmp_path, damage):
   make, config, message = _DAMAGES[damage]
-  folder = save(tmp_path, make(), config)
+  folder = folders.save(tmp_path, make(), config)
   with pytest.raises(ValueError, match=message) as caught:
     specsample.load_drafter(folder, TARGET)
   assert '\n' not in str(caught.value)
 
 
 def test_a_file_that_was_cut_is_refused(tmp_path):
-  folder = save(tmp_path, dflash_tensors(), DFLASH)
+  folder = folders.save(tmp_path, dflash_tensors(), DFLASH)
   path = folder / 'model.safetensors'
   path.write_bytes(path.read_bytes()[:-50])
   with pytest.raises(ValueError, match='not a complete safetensors file'):
@@ -744,7 +708,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path):
 
 
 def test_a_mask_of_its_own_is_refused(tmp_path):
-  folder = save(tmp_path, dflash_tensors(), DFLASH)
+  folder = folders.save(tmp_path, dflash_tensors(), DFLASH)
   (tmp_path / 'mask_embedding.pt').write_bytes(b'')
   with pytest.raises(ValueError, match='is a mask of its own, which is not'):
     specsample.load_drafter(folder, TARGET)

@@ -6,8 +6,8 @@ import pytest
 
 import specsample
 from specsample import drafters
-from specsample import testing
 from tests.loading.published import by_hand
+from tests.loading.published import folders
 from tests.loading.published import test_dflash
 from tests.loading.published.test_dflash import TARGET
 
@@ -142,7 +142,7 @@ def _logits(found, of_round, settings):
 @pytest.mark.parametrize('settings', [{}, _SCALED], ids=['plain', 'scaled'])
 def test_drafts_are_as_its_tensors_say(tmp_path, settings):
   found = tensors()
-  folder = test_dflash.save(tmp_path, found, config(**settings))
+  folder = folders.save(tmp_path, found, config(**settings))
   loaded = specsample.load_drafter(folder, TARGET)
   drafter = loaded.drafter
   assert type(drafter) is drafters.DFlash2
@@ -172,7 +172,7 @@ def test_that_of_speculators_is_the_same(tmp_path):
 
   def load(name, more, settings):
     (tmp_path / name).mkdir()
-    folder = test_dflash.save(tmp_path / name, tensors() | more, settings)
+    folder = folders.save(tmp_path / name, tensors() | more, settings)
     return specsample.load_drafter(folder, TARGET)
 
   expected = load('own', {}, config())
@@ -183,31 +183,11 @@ def test_that_of_speculators_is_the_same(tmp_path):
 
 
 def test_what_was_loaded_is_saved_and_drafts_the_targets_text(tmp_path):
-  (tmp_path / 'published').mkdir()
-  folder = test_dflash.save(
-    tmp_path / 'published', tensors(), config(**_SCALED)
-  )
+  folder = folders.save(tmp_path / 'published', tensors(), config(**_SCALED))
   loaded = specsample.load_drafter(folder, TARGET, 2)
-  specsample.save_drafter(
-    tmp_path / 'own', loaded.drafter, loaded.params, target=TARGET, card={}
-  )
-  again = specsample.load_drafter(tmp_path / 'own', TARGET)
-  assert again.drafter == loaded.drafter
+  again = folders.saved_again(tmp_path / 'own', loaded, TARGET)
   assert again.drafter.output_multiplier == 0.5
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=0.01),
-    again.params,
-    loaded.params,
-  )
-  testing.assert_greedy_equal(
-    {'target': TARGET.params, 'drafter': again.params},
-    np.asarray([_PROMPT, [8, 5, 0, 0, 0]]),
-    np.asarray([5, 2]),
-    model=TARGET.model,
-    drafter=again.drafter,
-    verify=specsample.verify.chain,
-    max_new_tokens=6,
-  )
+  folders.assert_greedy_equal(again, TARGET)
 
 
 _DAMAGES = {
@@ -263,7 +243,7 @@ _DAMAGES = {
 def test_what_does_not_fit_is_refused(tmp_path, damage):
   changes, settings, message = _DAMAGES[damage]
   found = {k: x for k, x in (tensors() | changes).items() if x is not None}
-  folder = test_dflash.save(tmp_path, found, config(**settings))
+  folder = folders.save(tmp_path, found, config(**settings))
   with pytest.raises(ValueError, match=message) as caught:
     specsample.load_drafter(folder, TARGET)
   assert '\n' not in str(caught.value)

@@ -7,13 +7,12 @@ import os
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
-import torch
 
 import specsample
 from specsample import drafters
 from specsample import testing
 from tests.loading.published import by_hand
+from tests.loading.published import folders
 
 _V, _D, _L, _DRAFTED = 32, 16, 6, 12
 _HEADS, _KV, _HEAD, _MLP, _EPS, _THETA = 2, 1, 6, 24, 1e-6, 500.0
@@ -102,16 +101,6 @@ def eagle3_tensors(name='midlayer.', ids=_IDS, num_features=3):
   return tensors
 
 
-def save(folder, tensors, config, name='model.safetensors'):
-  (folder / 'config.json').write_text(json.dumps(config))
-  if name.endswith('.safetensors'):
-    safetensors.numpy.save_file(tensors, folder / name)
-  else:
-    saved = {key: torch.from_numpy(x) for key, x in tensors.items()}
-    torch.save(saved, folder / name)
-  return folder
-
-
 def _chain(found, features, step):
   """Returns each draft's logits, using step(rows of embeddings, features).
 
@@ -198,7 +187,7 @@ def _assert_drafts(loaded, by_hand_of):
 )
 def test_eagle_drafts_as_its_tensors_say(tmp_path, name, has_bias, more):
   tensors = eagle_tensors(has_bias) | more
-  folder = save(tmp_path, tensors, CONFIG | {'bias': has_bias}, name)
+  folder = folders.save(tmp_path, tensors, CONFIG | {'bias': has_bias}, name)
   loaded = specsample.load_drafter(folder, TARGET)
   assert type(loaded.drafter) is drafters.Eagle
   assert loaded.drafter.num_draft_tokens == 5
@@ -220,7 +209,7 @@ def test_eagle_of_speculators(tmp_path, has_bias):
     'fusion_bias': has_bias,
     'layernorms': False,
   }
-  loaded = specsample.load_drafter(save(tmp_path, saved, config), TARGET)
+  loaded = folders.load(tmp_path, saved, config, TARGET)
   assert type(loaded.drafter) is drafters.Eagle
   assert loaded.drafter.num_draft_tokens == 3
   assert loaded.drafter.bias == has_bias
@@ -233,7 +222,7 @@ def test_the_products_of_attention_may_have_a_bias(tmp_path):
   for part, heads in (('q', _HEADS), ('k', _KV), ('v', _KV)):
     bias = by_hand.normal(rng, heads * _HEAD)
     tensors[f'layers.0.self_attn.{part}_proj.bias'] = bias
-  folder = save(tmp_path, tensors, CONFIG | {'qkv_bias': True})
+  folder = folders.save(tmp_path, tensors, CONFIG | {'qkv_bias': True})
   loaded = specsample.load_drafter(folder, TARGET, 3)
   _assert_drafts(loaded, lambda x: _eagle_by_hand(tensors, x))
 
@@ -262,7 +251,7 @@ def test_eagle3_drafts_as_its_tensors_say(tmp_path, spelling):
   tensors = eagle3_tensors(name)
   if spelling == 'SpecForge':
     tensors['embed_tokens.weight'] = _embedding()
-  folder = save(
+  folder = folders.save(
     tmp_path,
     {
       key if key in ('d2t', 't2d', 'lm_head.weight') else prefix + key: x
@@ -289,7 +278,7 @@ def test_a_norm_before_fc_may_be_set_in_eagle_config(tmp_path):
   tensors = eagle3_tensors()
   tensors |= joint_norm()
   config = CONFIG | {'eagle_config': {'norm_before_fc': True}}
-  drafter = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  drafter = folders.load(tmp_path, tensors, config, TARGET)
   assert drafter.drafter.has_joint_norm
   assert not drafter.drafter.norm_before_residual
 
@@ -301,7 +290,7 @@ def test_eagle3_of_all_tokens_and_five_layers(tmp_path):
     name = f'layers.0.self_attn.{part}'
     tensors |= _norm(np.random.default_rng(4), name, _HEAD)
   config = CONFIG | {'target_layer_ids': [0, 1, 2, 3, 4], 'ttt_length': 2}
-  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  loaded = folders.load(tmp_path, tensors, config, TARGET)
   assert loaded.drafter.num_draft_tokens == 2
   assert loaded.drafter.feature_layers == (0, 1, 2, 3, 4)
   assert loaded.drafter.draft_vocab_size is None
@@ -329,7 +318,7 @@ def test_what_speculators_may_change(tmp_path, flags):
   config |= dict.fromkeys(flags, True)
   # In speculators' numbers the embedding counts as the first layer.
   config['eagle_aux_hidden_state_layer_ids'] = [0, 3, 5]
-  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  loaded = folders.load(tmp_path, tensors, config, TARGET)
   assert loaded.drafter.feature_layers == (-1, 2, 4)
   _assert_drafts(
     loaded, lambda x: _eagle3_by_hand(tensors, x, 'layers.0', flags)
@@ -340,7 +329,7 @@ def test_the_layer_may_have_a_window(tmp_path):
   sliding = {'layer_types': ['sliding_attention'], 'sliding_window': 3}
   config = SPECULATORS | {'transformer_layer_config': CONFIG | sliding}
   tensors = eagle3_tensors('layers.0.')
-  loaded = specsample.load_drafter(save(tmp_path, tensors, config), TARGET)
+  loaded = folders.load(tmp_path, tensors, config, TARGET)
   assert loaded.drafter.window == 3
   flags = ('norm_before_residual',)
   _assert_drafts(
@@ -357,7 +346,7 @@ def test_the_target_may_have_layers_of_another_kind(tmp_path):
   params |= {'embedding': TARGET.params['embedding']}
   target = specsample.Loaded(model, params, None)
   tensors = eagle3_tensors()
-  folder = save(tmp_path, tensors, CONFIG)
+  folder = folders.save(tmp_path, tensors, CONFIG)
   loaded = specsample.load_drafter(folder, target)
   assert not loaded.drafter.layer_config.qk_norm
   for found in by_hand.two_rounds(loaded, target, _PROMPT, 1, 7):
@@ -368,15 +357,13 @@ def test_the_target_may_have_layers_of_another_kind(tmp_path):
 def test_sglangs_numbers_are_of_outputs(tmp_path):
   ids = {'eagle_aux_hidden_state_layer_ids': [0, 2, 4]}
   config = CONFIG | {'eagle_config': ids}
-  loaded = specsample.load_drafter(
-    save(tmp_path, eagle3_tensors(), config), TARGET
-  )
+  loaded = folders.load(tmp_path, eagle3_tensors(), config, TARGET)
   assert loaded.drafter.feature_layers == (0, 2, 4)
 
 
 def test_a_drafter_of_the_last_hidden_vector_is_refused(tmp_path):
   config = CONFIG | {'eagle_config': {'use_aux_hidden_state': False}}
-  folder = save(tmp_path, eagle3_tensors(), config)
+  folder = folders.save(tmp_path, eagle3_tensors(), config)
   message = 'use_aux_hidden_state is False, but only True is supported'
   with pytest.raises(ValueError, match=message):
     specsample.load_drafter(folder, TARGET)
@@ -384,11 +371,11 @@ def test_a_drafter_of_the_last_hidden_vector_is_refused(tmp_path):
 
 def test_layers_under_two_names_must_agree(tmp_path):
   config = CONFIG | {'aux_hidden_states_layer_ids': [0, 2, 4]}
-  folder = save(tmp_path, eagle3_tensors(), config)
+  folder = folders.save(tmp_path, eagle3_tensors(), config)
   loaded = specsample.load_drafter(folder, TARGET)
   assert loaded.drafter.feature_layers == (0, 2, 4)
   config |= {'eagle_aux_hidden_state_layer_ids': [0, 2, 4]}
-  save(tmp_path, eagle3_tensors(), config)
+  folders.save(tmp_path, eagle3_tensors(), config)
   with pytest.raises(
     ValueError, match=r'is \(-1, 1, 3\) and aux_hidden_states'
   ):
@@ -398,34 +385,15 @@ def test_layers_under_two_names_must_agree(tmp_path):
 def test_what_was_loaded_is_saved_and_drafts_the_targets_text(tmp_path):
   scaled = {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 100.0}
   config = CONFIG | {'rope_parameters': scaled, 'rope_theta': None}
-  (tmp_path / 'published').mkdir()
-  folder = save(tmp_path / 'published', eagle3_tensors(), config)
+  folder = folders.save(tmp_path / 'published', eagle3_tensors(), config)
   loaded = specsample.load_drafter(folder, TARGET, 2)
   assert loaded.drafter.layer_config.rope_theta == 100
-  specsample.save_drafter(
-    tmp_path / 'own', loaded.drafter, loaded.params, target=TARGET, card={}
-  )
-  for _ in range(2):  # reading a card doesn't change it
-    again = specsample.load_drafter(tmp_path / 'own', TARGET)
-    assert again.drafter == loaded.drafter
-    assert again.card['settings']['layer_config']['rope_scaling'] == {
-      'type': 'linear',
-      'factor': 2.0,
-    }
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=0.01),
-    again.params,
-    loaded.params,
-  )
-  testing.assert_greedy_equal(
-    {'target': TARGET.params, 'drafter': again.params},
-    np.asarray([_PROMPT, [8, 5, 0, 0, 0]]),
-    np.asarray([5, 2]),
-    model=MODEL,
-    drafter=again.drafter,
-    verify=specsample.verify.chain,
-    max_new_tokens=6,
-  )
+  again = folders.saved_again(tmp_path / 'own', loaded, TARGET)
+  assert again.card['settings']['layer_config']['rope_scaling'] == {
+    'type': 'linear',
+    'factor': 2.0,
+  }
+  folders.assert_greedy_equal(again, TARGET)
 
 
 def test_parameters_take_the_targets_dtype(tmp_path):
@@ -433,37 +401,36 @@ def test_parameters_take_the_targets_dtype(tmp_path):
   model = dataclasses.replace(MODEL, dtype='bfloat16')
   target = specsample.Loaded(model, jax.tree.map(half, TARGET.params), None)
   tensors = eagle3_tensors() | {'embed_tokens.weight': _embedding()}
-  loaded = specsample.load_drafter(save(tmp_path, tensors, CONFIG), target)
+  loaded = folders.load(tmp_path, tensors, CONFIG, target)
   dtypes = {str(x.dtype) for x in jax.tree.leaves(loaded.params)}
   assert dtypes == {'bfloat16', 'int32'}
   assert loaded.drafter.layer_config.dtype == 'bfloat16'
 
 
-def _with(tensors, **changes):
-  changed = tensors | changes
-  return {key: x for key, x in changed.items() if x is not None}
-
-
 _DAMAGES = {
   'missing': (
-    lambda: _with(eagle3_tensors(), **{'midlayer.mlp.up_proj.weight': None}),
+    lambda: folders.changed(
+      eagle3_tensors(), **{'midlayer.mlp.up_proj.weight': None}
+    ),
     {},
     r'lacks 1 tensors \(midlayer\.mlp\.up_proj\.weight\): the checkpoint',
   ),
   'unknown': (
-    lambda: _with(
+    lambda: folders.changed(
       eagle3_tensors(), **{'midlayer.gate.weight': np.ones(2, 'f4')}
     ),
     {},
     r'has 1 tensors \(midlayer\.gate\.weight\) unknown',
   ),
   'of another shape': (
-    lambda: _with(eagle3_tensors(), **{'norm.weight': np.ones(8, 'f4')}),
+    lambda: folders.changed(
+      eagle3_tensors(), **{'norm.weight': np.ones(8, 'f4')}
+    ),
     {},
     r'norm\.weight has shape \(8,\), expected \(16,\)',
   ),
   'two of another shape': (
-    lambda: _with(
+    lambda: folders.changed(
       eagle3_tensors('midlayer.', None),
       **{
         'norm.weight': np.ones(8, 'f4'),
@@ -481,7 +448,9 @@ _DAMAGES = {
     r'fc\.weight has shape \(16, 32\), expected \(16, 48\)',
   ),
   'eagle of another shape': (
-    lambda: _with(eagle_tensors(), **{'fc.weight': np.ones((16, 48), 'f4')}),
+    lambda: folders.changed(
+      eagle_tensors(), **{'fc.weight': np.ones((16, 48), 'f4')}
+    ),
     {},
     r'fc\.weight has shape \(16, 48\), expected \(16, 32\)',
   ),
@@ -521,7 +490,7 @@ _DAMAGES = {
     r'draft_vocab_size is 16, but tensor d2t has shape \(12,\)',
   ),
   'config of a vocabulary and no ids': (
-    lambda: _with(eagle3_tensors(), d2t=None),
+    lambda: folders.changed(eagle3_tensors(), d2t=None),
     {'draft_vocab_size': 12},
     "draft_vocab_size is 12, but .* has no tensor d2t to .* target's 32: the",
   ),
@@ -566,17 +535,21 @@ _DAMAGES = {
     r"speculators_model_type is \['eagle3'\], expected a string",
   ),
   'd2t outside': (
-    lambda: _with(eagle3_tensors(), d2t=eagle3_tensors()['d2t'] + _V, t2d=None),
+    lambda: folders.changed(
+      eagle3_tensors(), d2t=eagle3_tensors()['d2t'] + _V, t2d=None
+    ),
     {},
     'd2t holds id .* outside the vocabulary of 32',
   ),
   'd2t twice': (
-    lambda: _with(eagle3_tensors(), d2t=-np.arange(_DRAFTED), t2d=None),
+    lambda: folders.changed(
+      eagle3_tensors(), d2t=-np.arange(_DRAFTED), t2d=None
+    ),
     {},
     'd2t names a token twice',
   ),
   't2d of other tokens': (
-    lambda: _with(eagle3_tensors(), t2d=np.arange(_V) < _DRAFTED),
+    lambda: folders.changed(eagle3_tensors(), t2d=np.arange(_V) < _DRAFTED),
     {},
     'tensors d2t and t2d name different tokens',
   ),
@@ -614,7 +587,7 @@ _DAMAGES = {
 @pytest.mark.parametrize('damage', _DAMAGES)
 def test_what_does_not_fit_is_refused(tmp_path, damage):
   make, changes, message = _DAMAGES[damage]
-  folder = save(tmp_path, make(), CONFIG | changes)
+  folder = folders.save(tmp_path, make(), CONFIG | changes)
   with pytest.raises(ValueError, match=message) as caught:
     specsample.load_drafter(folder, TARGET)
   assert '\n' not in str(caught.value)
@@ -630,7 +603,7 @@ def _shards(folder, suffix):
   for i, part in enumerate(parts):
     file_name = f'{stem}-{i + 1:05}-of-00002.{suffix}'
     some = {name: tensors[name] for name in part}
-    save(folder, some, CONFIG, file_name)
+    folders.save(folder, some, CONFIG, file_name)
     weight_map |= dict.fromkeys(part, file_name)
   index = folder / f'{stem}.{suffix}.index.json'
   index.write_text(json.dumps({'weight_map': weight_map}))
@@ -658,7 +631,7 @@ def test_an_embedding_that_was_trained_must_be_the_targets(
 ):
   tensors = eagle3_tensors() | {'embed_tokens.weight': 1.03 * _embedding()}
   config = CONFIG | {'embed_requires_grad': is_trained}
-  folder = save(tmp_path, tensors, config)
+  folder = folders.save(tmp_path, tensors, config)
   if is_trained:
     with pytest.raises(ValueError, match="is not the target's embedding"):
       specsample.load_drafter(folder, TARGET)
@@ -670,7 +643,7 @@ def test_the_targets_embedding_is_known_without_gemmas_factor(tmp_path):
   model = dataclasses.replace(MODEL, embedding_scale=4.0)
   target = specsample.Loaded(model, TARGET.params, None)
   tensors = eagle3_tensors() | {'embed_tokens.weight': _embedding()}
-  folder = save(tmp_path, tensors, CONFIG)
+  folder = folders.save(tmp_path, tensors, CONFIG)
   assert (
     type(specsample.load_drafter(folder, target).drafter) is drafters.Eagle3
   )

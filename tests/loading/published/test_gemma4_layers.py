@@ -3,11 +3,8 @@
 Their names and settings are those that DeepSpec writes for targets of Gemma 4.
 """
 
-import json
-
 import numpy as np
 import pytest
-import safetensors.numpy
 import torch
 import transformers
 from transformers.models.gemma4 import modeling_gemma4 as theirs
@@ -15,6 +12,7 @@ from transformers.models.gemma4 import modeling_gemma4 as theirs
 import specsample
 from specsample import drafters
 from tests.loading.published import by_hand
+from tests.loading.published import folders
 
 _V, _D, _L, _NUM, _RANK, _MASK, _CAP = 32, 16, 6, 2, 4, 31, 2.0
 _HEADS, _KV, _HEAD, _MLP = 4, 1, 8, 24
@@ -146,12 +144,6 @@ def _tensors(kind, target, has_value=False, has_head=False):
   return tensors
 
 
-def _save(folder, tensors, config):
-  (folder / 'config.json').write_text(json.dumps(config))
-  safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
-  return folder
-
-
 class _Reference:
   """The layers in float32, made of the classes of transformers."""
 
@@ -275,7 +267,7 @@ _CASES = {
 def test_drafts_are_those_of_transformers_layers(tmp_path, target, case):
   kind, parts, changes = _CASES[case]
   tensors = _tensors(kind, target, **parts)
-  folder = _save(tmp_path, tensors, _CONFIGS[kind] | changes)
+  folder = folders.save(tmp_path, tensors, _CONFIGS[kind] | changes)
   loaded = specsample.load_drafter(folder, target)
   drafter = loaded.drafter
   kinds = {
@@ -354,7 +346,7 @@ _REFUSED = {
 def test_what_is_not_supported_is_named(tmp_path, target, case):
   changes, damage, message = _REFUSED[case]
   tensors = damage(_tensors('dflash', target))
-  _save(tmp_path, tensors, _DFLASH | changes)
+  folders.save(tmp_path, tensors, _DFLASH | changes)
   with pytest.raises(ValueError, match=message) as caught:
     specsample.load_drafter(tmp_path, target)
   assert str(tmp_path) in str(caught.value)
@@ -386,7 +378,7 @@ def test_layers_of_other_families_are_named(tmp_path, target, case):
     if '_feedforward_' not in key and 'scalar' not in key
   }
   tensors[f'layers.0.{name}'] = tensor
-  _save(tmp_path, tensors, _DFLASH | _QWEN | {'head_dim': _HEAD})
+  folders.save(tmp_path, tensors, _DFLASH | _QWEN | {'head_dim': _HEAD})
   with pytest.raises(ValueError, match=f"drafter's layers have {kind}"):
     specsample.load_drafter(tmp_path, target)
 
@@ -394,7 +386,7 @@ def test_layers_of_other_families_are_named(tmp_path, target, case):
 def test_an_activation_by_another_name(tmp_path, target):
   tensors = _without('layers.0.post_feedforward_layernorm.weight')
   changes = _QWEN | {'hidden_act': None}
-  _save(tmp_path, tensors(_tensors('dflash', target)), _DFLASH | changes)
+  folders.save(tmp_path, tensors(_tensors('dflash', target)), _DFLASH | changes)
   message = "hidden_activation is 'gelu_pytorch_tanh', but only 'silu'"
   with pytest.raises(ValueError, match=message):
     specsample.load_drafter(tmp_path, target)

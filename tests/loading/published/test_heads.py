@@ -13,6 +13,7 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from tests.loading.published import by_hand
+from tests.loading.published import folders
 
 _V, _D, _K = 32, 16, 3
 MODEL = testing.tiny_llama(vocab_size=_V, dim=_D)
@@ -192,17 +193,7 @@ def test_the_first_heads_are_loaded_and_saved(tmp_path, name):
   jax.tree.map(np.testing.assert_array_equal, loaded.params['heads'], heads)
   with pytest.raises(ValueError, match=r'is 4, but .* has 3 heads: draft at'):
     specsample.load_drafter(folder, TARGET, 4)
-
-  specsample.save_drafter(
-    tmp_path / 'saved', loaded.drafter, loaded.params, target=TARGET, card={}
-  )
-  again = specsample.load_drafter(tmp_path / 'saved', TARGET)
-  assert again.drafter == loaded.drafter
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=0.01),
-    again.params,
-    loaded.params,
-  )
+  folders.saved_again(tmp_path / 'saved', loaded, TARGET)
 
 
 @pytest.mark.parametrize('name', ['medusa', 'hydra'])
@@ -210,57 +201,40 @@ def test_greedy_text_and_trees_are_the_targets(tmp_path, name):
   tensors = {'medusa': medusa_tensors, 'hydra': hydra_tensors}[name]()
   folder = save(tmp_path, f'{name}_lm_head.pt', tensors)
   loaded = specsample.load_drafter(folder, TARGET)
-  params = {'target': TARGET.params, 'drafter': loaded.params}
+  folders.assert_greedy_equal(loaded, TARGET)
   topology = specsample.tree.Topology((0, 0, 1, 1, 3))
-  for drafter, verify in (
-    (loaded.drafter, specsample.verify.chain),
-    (
-      drafters.Tree(drafter=loaded.drafter, topology=topology),
-      specsample.verify.tree,
-    ),
-  ):
-    testing.assert_greedy_equal(
-      params,
-      np.asarray([_PROMPT, [8, 5, 0, 0, 0]]),
-      np.asarray([5, 2]),
-      model=MODEL,
-      drafter=drafter,
-      verify=verify,
-      max_new_tokens=6,
-    )
-
-
-def _changed(tensors, **changes):
-  changed = tensors | changes
-  return {key: x for key, x in changed.items() if x is not None}
+  tree = drafters.Tree(drafter=loaded.drafter, topology=topology)
+  folders.assert_greedy_equal(loaded, TARGET, specsample.verify.tree, tree)
 
 
 _DAMAGES = {
   'a block is missing': (
     'medusa_lm_head.pt',
-    lambda: _changed(medusa_tensors(), **{'1.0.linear.bias': None}),
+    lambda: folders.changed(medusa_tensors(), **{'1.0.linear.bias': None}),
     r'lacks 1 tensors \(1\.0\.linear\.bias\)',
   ),
   'an unembedding is missing': (
     'medusa_lm_head.pt',
-    lambda: _changed(medusa_tensors(), **{'2.2.weight': None}),
+    lambda: folders.changed(medusa_tensors(), **{'2.2.weight': None}),
     r'lacks 1 tensors \(2\.2\.weight\)',
   ),
   'more than heads': (
     'medusa_lm_head.pt',
-    lambda: _changed(medusa_tensors(), **{'1.norm.weight': np.ones(_D, 'f4')}),
+    lambda: folders.changed(
+      medusa_tensors(), **{'1.norm.weight': np.ones(_D, 'f4')}
+    ),
     r'has 1 tensors \(1\.norm\.weight\) unknown',
   ),
   'of a wider target': (
     'medusa_lm_head.pt',
-    lambda: _changed(
+    lambda: folders.changed(
       medusa_tensors(), **{'0.2.weight': np.ones((_V, 24), 'f4')}
     ),
     r'0\.2\.weight has shape \(32, 24\), expected \(32, 16\)',
   ),
   'of a larger vocabulary': (
     'medusa_lm_head.safetensors',
-    lambda: _changed(
+    lambda: folders.changed(
       medusa_tensors(), **{'0.2.weight': np.ones((40, _D), 'f4')}
     ),
     r'0\.2\.weight has shape \(40, 16\), expected \(32, 16\)',
@@ -272,7 +246,7 @@ _DAMAGES = {
   ),
   'heads that read no drafts': (
     'hydra_lm_head.pt',
-    lambda: _changed(
+    lambda: folders.changed(
       hydra_tensors(),
       **{'hydra_mlp.0.1.linear.weight': np.ones((_D, _D), 'f4')},
     ),
@@ -280,7 +254,7 @@ _DAMAGES = {
   ),
   'no norm behind the prefix': (
     'hydra_lm_head.pt',
-    lambda: _changed(
+    lambda: folders.changed(
       hydra_tensors(), **{'prefix_embeding_layer.norm.weight': None}
     ),
     r'lacks 1 tensors \(prefix_embeding_layer\.norm\.weight\)',

@@ -1,14 +1,12 @@
 """P-EAGLE in its published layout, against NumPy."""
 
-import json
-
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import specsample
 from specsample import drafters
 from tests.loading.published import by_hand
+from tests.loading.published import folders
 from tests.loading.published import test_eagle
 
 _V, _D, _HEAD, _EPS = 32, 16, 6, 1e-6
@@ -74,12 +72,6 @@ def _by_hand(tensors, found, flags=()):
   return of_target
 
 
-def _save(folder, tensors, config):
-  (folder / 'config.json').write_text(json.dumps(config))
-  safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
-  return folder
-
-
 # With all kept and one more, the next pass has K + 1 entries and K - 1 masks.
 @pytest.mark.parametrize(
   ('kept', 'has_joint_norm'), [(0, False), (1, True), (3, False)]
@@ -89,7 +81,7 @@ def test_it_drafts_as_its_tensors_say(tmp_path, kept, has_joint_norm):
   if has_joint_norm:
     config = CONFIG | {'norm_before_fc': True}
     tensors |= test_eagle.joint_norm()
-  folder = _save(tmp_path, tensors, config)
+  folder = folders.save(tmp_path, tensors, config)
   loaded = specsample.load_drafter(folder, _TARGET)
   drafter = loaded.drafter
   assert type(drafter) is drafters.PEagle
@@ -118,7 +110,7 @@ def test_other_spellings(tmp_path, key):
     'norm_before_residual': True,
   }
   loaded = specsample.load_drafter(
-    _save(tmp_path, renamed, config), _TARGET, _K
+    folders.save(tmp_path, renamed, config), _TARGET, _K
   )
   assert not loaded.drafter.own_embedding
   tensors['embed_tokens.weight'] = embedding
@@ -136,7 +128,7 @@ def test_other_spellings(tmp_path, key):
   ],
 )
 def test_other_drafters_are_refused(tmp_path, changes, message):
-  folder = _save(tmp_path, p_eagle_tensors(), CONFIG | changes)
+  folder = folders.save(tmp_path, p_eagle_tensors(), CONFIG | changes)
   with pytest.raises(ValueError, match=message):
     specsample.load_drafter(folder, _TARGET)
 
@@ -145,14 +137,10 @@ def test_a_missing_mask_is_named(tmp_path):
   tensors = p_eagle_tensors()
   del tensors['mask_hidden']
   with pytest.raises(ValueError, match='has no tensor mask_hidden'):
-    specsample.load_drafter(_save(tmp_path, tensors, CONFIG), _TARGET)
+    folders.load(tmp_path, tensors, CONFIG, _TARGET)
 
 
 def test_a_loaded_drafter_can_be_saved(tmp_path):
-  folder = _save(tmp_path, p_eagle_tensors(), CONFIG)
+  folder = folders.save(tmp_path, p_eagle_tensors(), CONFIG)
   loaded = specsample.load_drafter(folder, _TARGET)
-  path = tmp_path / 'saved'
-  specsample.save_drafter(
-    path, loaded.drafter, loaded.params, target=_TARGET, card={}
-  )
-  assert specsample.load_drafter(path, _TARGET).drafter == loaded.drafter
+  folders.saved_again(tmp_path / 'saved', loaded, _TARGET)
