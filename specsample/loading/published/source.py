@@ -183,7 +183,7 @@ class Source:
 
 # Returns a parameter's value [out, in]; takes the source and the numbers in the
 # parameter's path.
-Make = Callable[..., np.ndarray | None]
+Make = Callable[..., np.ndarray]
 # The name of the tensor of each parameter, or what makes its value. '{}' stands
 # for the numbers in a path, and in the tensor's name for the same numbers.
 Table = Mapping[str, str | Make]
@@ -234,11 +234,11 @@ def fill(
       names[key] = f'(made) {key}'  # no tensor has such a name
       made[names[key]] = found(source, *map(int, numbers))
   shared = _not_read(source, plan, set(names.values()))
-  shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
+  present: dict[str, Any] = {**source.tensors, **made}
   file = tensors_lib.TensorFile(
     origin=str(source.folder),
-    shapes=shapes | {name: value.shape for name, value in made.items()},
-    open=lambda name: (made if name in made else source.tensors)[name],
+    shapes={name: tensor.shape for name, tensor in present.items()},
+    open=present.__getitem__,
   )
   ignored = shared | {*plan.ignored}
   return tensors_lib.fill(described, file, names, ignored, convert)
