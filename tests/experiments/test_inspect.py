@@ -312,7 +312,7 @@ def test_a_kind_of_speculator_that_is_not_known_is_named(tmp_path):
   folder, _ = _publish(tmp_path / 'drafter', 'EAGLE')
   _change(folder / 'config.json', speculators_model_type='mlp')
   text = _problem(folder, tmp_path / 'target')
-  assert "is 'mlp', but the supported types are eagle, eagle3, peagle" in text
+  assert "is 'mlp', but the supported types are peagle, eagle3, dsp" in text
 
 
 def test_drafters_of_the_library_are_told(tmp_path):
