@@ -1,4 +1,4 @@
-"""Files of conversations and of prompts, in every format that people have them.
+"""Files of conversations and of prompts.
 
   {"id": "...", "conversations": [{"from": "human", "value": "..."}, ...]}
   {"messages": [{"role": "user", "content": "..."}, ...], "temperature": 0}
@@ -9,11 +9,10 @@
 These are ShareGPT's, OpenAI's and Spec-Bench's formats; "turns" are the user's.
 Records form one JSON array or are JSON lines, which a file holds if its name
 says so (.jsonl, .json) or if it starts with a brace. It may be compressed by
-gzip. Damaged records and parts of a conversation that cannot be used are left
-out and counted; an array is read up to the first damaged record.
+gzip. A damaged record is an error; parts of a conversation that cannot be used
+are left out and counted.
 """
 
-import codecs
 import collections
 from collections.abc import Iterator, Sequence
 import dataclasses
@@ -36,11 +35,8 @@ _ROLES = {
   **dict.fromkeys(('gpt', 'chatgpt', 'bing', 'bard', 'assistant'), ASSISTANT),
   **dict.fromkeys(('system', 'developer'), SYSTEM),
 }
-_TOOL_ROLES = ('tool', 'function', 'function_call', 'observation')
-_TOOL_FIELDS = ('tool_calls', 'function_call')
 # How a JSON array of records begins; other texts may begin with a bracket.
 _ARRAY = re.compile(r'\s*\[\s*(\{|\]|$)')
-_NO_SEPARATOR = re.compile(r'[^\s,]')
 _SURROGATE = re.compile('[\ud800-\udfff]')
 _GZIP = b'\x1f\x8b'  # how a gzip file begins, whatever its name
 
@@ -73,29 +69,30 @@ class Conversation:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class File:
-  """The conversations of a file."""
+  """The conversations of a file, and counts of what cannot be used."""
 
   path: str
   conversations: Sequence[Conversation]
-  num_read: int  # conversations, including skipped ones
-  num_turns: int  # user turns in all of these
   left_out: dict[str, int]
-  fault: str | None  # of the first record that is no conversation
+
+  @property
+  def num_turns(self) -> int:
+    """The number of the user's turns."""
+    return sum(len(x.turns) for x in self.conversations)
 
   def summary(self) -> str:
     """Returns one line that says what was read and what was left out."""
-    counts = _joined(self.left_out) or 'all of them are used'
-    first = f', first {self.fault}' if self.fault else ''
     return (
-      f'{self.path}: {self.num_read:,} conversations, {self.num_turns:,} user '
-      f'turns; {counts}{first}'
+      f'{self.path}: {len(self.conversations):,} conversations, '
+      f'{self.num_turns:,} user turns; '
+      f'{_joined(self.left_out) or "all of them are used"}'
     )
 
   def to_json(self) -> dict[str, Any]:
     """Returns what a manifest says about the file."""
     return {
       'name': pathlib.Path(self.path).name,
-      'conversations': self.num_read,
+      'conversations': len(self.conversations),
       'user_turns': self.num_turns,
       'left_out': self.left_out,
     }
@@ -112,54 +109,26 @@ def digest(conversations: Sequence[Conversation]) -> str:
 
 def read(path: str) -> File:
   """Reads a file."""
-  try:
-    content = text(pathlib.Path(path).read_bytes())
-  except OSError as error:
-    raise ValueError(
-      f'{path}: {error.strerror}: give a readable file'
-    ) from error
-  except ValueError as error:
-    raise ValueError(f'{path}: {error}') from error
   found: list[Conversation] = []
   left_out: collections.Counter[str] = collections.Counter()
-  fault = None
-  num_read = num_turns = 0
-  for where, place, record in _records(content, path):
-    num_read += 1
+  for where, place, record in _records(path):
     try:
-      if isinstance(record, ValueError):
-        raise record
       raw = _raw_messages(record)
       if raw is None:
         found.append(of_prompts(record, place))
-        num_turns += len(found[-1].messages)
-        continue
-      found += _chat(record, raw, place, left_out)
-      num_turns += sum(_role(message) == USER for message in raw)
+      else:
+        found += _chat(record, raw, place, left_out)
     except ValueError as error:
-      is_damaged = error is record
-      why = 'damaged; an array ends there' if is_damaged else 'no conversation'
-      left_out[f'skipped ({why})'] += 1
-      fault = fault or f'{where}: {error}'
+      raise ValueError(f'{where}: {error}: correct it') from error
   if not found:
-    reason = fault or _joined(left_out) or 'the file is empty'
     raise ValueError(
       f'{path}: there is no prompt and no conversation with a user turn '
-      f'({reason}): docs/training.md has the formats'
+      f'({_joined(left_out) or "the file is empty"}): docs/training.md has the '
+      'formats'
     )
   return File(
-    path=path,
-    conversations=found,
-    num_read=num_read,
-    num_turns=num_turns,
-    left_out=dict(sorted(left_out.items())),
-    fault=fault,
+    path=path, conversations=found, left_out=dict(sorted(left_out.items()))
   )
-
-
-def uncompressed(path: str) -> str:
-  """Returns what a file is called without the mark of its compression."""
-  return path.removesuffix('.gz')
 
 
 def unpacked(data: bytes) -> bytes:
@@ -173,19 +142,15 @@ def unpacked(data: bytes) -> bytes:
 
 
 def text(data: bytes) -> str:
-  """Returns the text of a file, which may be compressed by gzip.
-
-  Bytes that are not UTF-8 become surrogates, which no valid text contains.
-  """
+  """Returns the text of a file, which may be compressed by gzip."""
   data = unpacked(data)
-  if not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-    return data.decode('utf-8-sig', 'surrogateescape')
   try:
-    return data.decode('utf-16')
+    return data.decode('utf-8-sig')
   except UnicodeDecodeError as error:
+    number = data.count(b'\n', 0, error.start) + 1
     raise ValueError(
-      f'it begins as UTF-16 does, but is not ({error.reason} at byte '
-      f'{error.start:,}): save it as UTF-8'
+      f'line {number} is not UTF-8: convert the file, as '
+      '`iconv -f latin1 -t utf-8` does'
     ) from error
 
 
@@ -196,64 +161,61 @@ def lines(content: str) -> list[tuple[int, str]]:
   return [(i, line.strip()) for i, line in numbered if line.strip()]
 
 
-def value(line: str) -> Any:
-  """Returns the value of a line of JSON."""
+def value(content: str) -> Any:
+  """Returns the value of a line or a file of JSON."""
   try:
-    return json.loads(line)
-  except (json.JSONDecodeError, RecursionError) as error:
-    raise _damage(error) from error
-
-
-def _damage(error: json.JSONDecodeError | RecursionError) -> ValueError:
-  if isinstance(error, RecursionError):
-    return ValueError('it is nested too deeply')
-  return ValueError(
-    f'{error.msg} (character {error.pos + 1:,} of what should be JSON)'
-  )
+    return json.loads(content)
+  except json.JSONDecodeError as error:
+    raise ValueError(
+      f'{error.msg} (character {error.pos + 1:,} of what should be JSON)'
+    ) from error
+  except RecursionError as error:
+    raise ValueError('it is nested too deeply') from error
 
 
 def _joined(counts) -> str:
   return ', '.join(f'{n:,} {why}' for why, n in counts.items())
 
 
-class _UnfitError(Exception):
-  """Raised for a message that cannot be used; says why."""
-
-
-def _records(content: str, path: str) -> Iterator[tuple[str, int, Any]]:
+def _records(path: str) -> Iterator[tuple[str, int, Any]]:
   """Yields the records of a file, each after its place in words and its number.
 
-  A ValueError stands for a damaged record.
+  Damage is an error that begins with the place.
   """
+  try:
+    content = text(pathlib.Path(path).read_bytes())
+  except OSError as error:
+    raise ValueError(
+      f'{path}: {error.strerror}: give a readable file'
+    ) from error
+  except ValueError as error:
+    raise ValueError(f'{path}: {error}') from error
   if _ARRAY.match(content):
-    for place, record in enumerate(_array(content), 1):
-      yield f'record {place}', place, record
+    for place, record in enumerate(_value(content, path), 1):
+      yield f'{path}, record {place}', place, record
     return
-  suffix = pathlib.Path(uncompressed(path)).suffix
+  suffix = pathlib.Path(path.removesuffix('.gz')).suffix
   is_json = suffix in ('.jsonl', '.json') or content.lstrip().startswith('{')
   for place, line in lines(content):
-    try:
-      found = value(line) if is_json else {'prompt': line}
-    except ValueError as error:
-      found = error
-    yield f'line {place}', place, found
+    where = f'{path}, line {place}'
+    yield where, place, _value(line, where) if is_json else {'prompt': line}
 
 
-def _array(content: str) -> Iterator[Any]:
-  """Yields the values of a JSON array, and a ValueError where it is damaged."""
-  decoder = json.JSONDecoder()
-  at = content.index('[') + 1
-  while True:
-    begin = _NO_SEPARATOR.search(content, at)
-    at = begin.start() if begin else len(content)
-    if content.startswith(']', at):
-      return
-    try:
-      found, at = decoder.raw_decode(content, at)
-    except (json.JSONDecodeError, RecursionError) as error:
-      yield _damage(error)
-      return
-    yield found
+def _value(content: str, where: str) -> Any:
+  try:
+    return value(content)
+  except ValueError as error:
+    raise ValueError(f'{where}: {error}: correct it') from error
+
+
+def _raw_messages(record: Any) -> list[Any] | None:
+  """Returns the messages as they are in the file, or None for a prompt."""
+  for name in ('conversations', 'messages'):
+    if isinstance(record, dict) and name in record:
+      if not isinstance(record[name], list):
+        raise ValueError(f'"{name}" must be a list of messages')
+      return record[name]
+  return None
 
 
 def _chat(record, raw, place, left_out) -> list[Conversation]:
@@ -263,15 +225,15 @@ def _chat(record, raw, place, left_out) -> list[Conversation]:
   """
   category, temperature = _category(record), _temperature(record)
   roles = [_role(message) for message in raw]
-  usable = raw
+  if USER not in roles:
+    left_out['skipped (no turn of a user)'] += 1
+    return []
   # ShareGPT's long conversations were split, often right before an answer.
-  first = roles.index(USER) if USER in roles else 0
+  first = roles.index(USER)
   if ASSISTANT in roles[:first]:
     left_out['begin with an answer, which is left out'] += 1
-    usable = raw[: roles.index(ASSISTANT)] + raw[first:]
-  messages, fault = _in_turn(usable)
-  if USER not in roles:
-    fault = 'no turn of a user'
+    raw = raw[: roles.index(ASSISTANT)] + raw[first:]
+  messages, fault = _in_turn(raw)
   if not any(role == USER for role, _ in messages):
     left_out[f'skipped ({fault})'] += 1
     return []
@@ -296,14 +258,48 @@ def _chat(record, raw, place, left_out) -> list[Conversation]:
   return [chat]
 
 
-def _raw_messages(record):
-  """Returns the messages as they are in the file, or None for a prompt."""
-  for name in ('conversations', 'messages'):
-    if isinstance(record, dict) and name in record:
-      if not isinstance(record[name], list):
-        raise ValueError(f'"{name}" must be a list of messages')
-      return record[name]
-  return None
+def _in_turn(raw) -> tuple[list[tuple[str, str]], str]:
+  """Returns the messages before the first unfit one, and why it is unfit."""
+  messages: list[tuple[str, str]] = []
+  for message in raw:
+    role, content = _role(message), _content(message)
+    fault = ''
+    if role is None:
+      fault = 'unknown role'
+    elif any(message.get(name) for name in ('tool_calls', 'function_call')):
+      fault = 'tool call'
+    elif not isinstance(content, str):
+      fault = 'no text, or more than text'
+    elif not content.strip():
+      fault = 'empty turn'
+    elif is_broken(content):
+      fault = 'broken characters'
+    elif messages and role in (messages[-1][0], SYSTEM):
+      fault = 'roles out of order'
+    if fault:
+      return messages, fault
+    messages.append((role, content))
+  return messages, ''
+
+
+def _role(message) -> str | None:
+  """Returns the role, or None if it is unknown."""
+  if not isinstance(message, dict):
+    return None
+  role = message.get('role', message.get('from'))
+  return _ROLES.get(role) if isinstance(role, str) else None
+
+
+def _content(message) -> Any:
+  """Returns a message's text, or anything else if it is not text alone."""
+  if not isinstance(message, dict):
+    return None
+  content = message.get('content', message.get('value'))
+  if not isinstance(content, list):
+    return content
+  texts = [part.get('text') for part in content if isinstance(part, dict)]
+  is_text = all(isinstance(x, str) for x in texts)
+  return ''.join(texts) if is_text and len(texts) == len(content) else None
 
 
 def of_prompts(record: Any, place: int) -> Conversation:
@@ -325,10 +321,7 @@ def of_prompts(record: Any, place: int) -> Conversation:
         f'{name} is {reprlib.repr(turn)}: it must be a text that is not empty'
       )
     if is_broken(turn):
-      raise ValueError(
-        f'{name} has bytes that are not UTF-8, or half of a surrogate pair: '
-        'save it as UTF-8, as `iconv -f latin1 -t utf-8` does'
-      )
+      raise ValueError(f'{name} has half of a surrogate pair')
   return Conversation(
     messages=tuple((USER, turn) for turn in turns),
     id=str(record.get('question_id', record.get('id', place))),
@@ -338,10 +331,7 @@ def of_prompts(record: Any, place: int) -> Conversation:
 
 
 def is_broken(content: str) -> bool:
-  """Returns whether a text holds a surrogate, which has no encoding.
-
-  JSON can write one, and bytes that are not UTF-8 are read as one.
-  """
+  """Returns whether a text holds a surrogate, which UTF-8 cannot encode."""
   return _SURROGATE.search(content) is not None
 
 
@@ -367,58 +357,3 @@ def _category(record) -> str:
       "'overall' and 'turn 1', 'turn 2', ..."
     )
   return found
-
-
-def _in_turn(raw) -> tuple[list[tuple[str, str]], str | None]:
-  """Returns the messages before the first unfit one, and why it is unfit."""
-  messages: list[tuple[str, str]] = []
-  for message in raw:
-    try:
-      role, content = _message(message)
-    except _UnfitError as error:
-      return messages, str(error)
-    before = messages[-1][0] if messages else None
-    if before == role or (role == SYSTEM and messages):
-      return messages, 'roles out of order'
-    messages.append((role, content))
-  return messages, None
-
-
-def _role(message) -> str | None:
-  """Returns the role, or None if it is unknown."""
-  if not isinstance(message, dict):
-    return None
-  role = message.get('role', message.get('from'))
-  return _ROLES.get(role) if isinstance(role, str) else None
-
-
-def _message(message) -> tuple[str, str]:
-  """Returns a message's role and text."""
-  role = _role(message)
-  if not isinstance(message, dict):
-    raise _UnfitError('a message that is not an object')
-  if message.get('role', message.get('from')) in _TOOL_ROLES or any(
-    message.get(name) for name in _TOOL_FIELDS
-  ):
-    raise _UnfitError('tool call')
-  if role is None:
-    raise _UnfitError('unknown role')
-  content = message.get('content', message.get('value'))
-  if isinstance(content, list):
-    texts = [
-      part['text']
-      for part in content
-      if isinstance(part, dict)
-      and part.get('type') == 'text'
-      and isinstance(part.get('text'), str)
-    ]
-    if len(texts) < len(content):
-      raise _UnfitError('image or another part that is no text')
-    content = ''.join(texts)
-  if not isinstance(content, str):
-    raise _UnfitError('a message without text')
-  if not content.strip():
-    raise _UnfitError('empty turn')
-  if is_broken(content):
-    raise _UnfitError('a message with broken characters')
-  return role, content

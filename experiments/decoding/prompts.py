@@ -31,12 +31,9 @@ class Prompt:
 def read(path: str, limit: int | None = None) -> list[Prompt]:
   """Reads the first `limit` prompts; None reads all.
 
-  Says on stderr which parts of conversations cannot be used, if any. A damaged
-  file is refused, because a result is of all the prompts that it names.
+  Says on stderr which parts of conversations cannot be used, if any.
   """
   file = conversations.read(path)
-  if file.fault:
-    raise ValueError(f'{path}, {file.fault}: correct it')
   if file.left_out:
     print(file.summary(), file=sys.stderr)
   return [of(found) for found in file.conversations[:limit]]
@@ -44,14 +41,17 @@ def read(path: str, limit: int | None = None) -> list[Prompt]:
 
 def name(path: str) -> str:
   """Returns the prompts' name in tables: the file's name without its suffix."""
-  return pathlib.Path(conversations.uncompressed(path)).stem
+  return pathlib.Path(path.removesuffix('.gz')).stem
 
 
 def of(found: conversations.Conversation) -> Prompt:
   """Returns the user's part of a conversation."""
   first, *others = found.turns
   return Prompt(
-    *(found.id, found.category, first, found.place),
+    id=found.id,
+    category=found.category,
+    text=first,
+    line=found.place,
     next_turns=tuple(others),
     system=found.system[0][1] if found.system else None,
   )

@@ -183,7 +183,6 @@ class Source:
         )
       if conversations.is_broken(text):
         raise self.error(
-          f'line {line}: "{name}" holds bytes that are not UTF-8, or half of a '
-          'surrogate pair'
+          f'line {line}: "{name}" holds half of a surrogate pair'
         )
     return values

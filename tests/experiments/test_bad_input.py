@@ -30,7 +30,7 @@ _EVALUATE = {
     'seven.jsonl, line 7: Unterminated string ... correct it'
   ),
   '--prompts=FOLDER/latin.txt': (
-    'latin.txt, line 2: the prompt has bytes that are not UTF-8 ... save it'
+    'latin.txt: line 2 is not UTF-8: convert the file'
   ),
   '--prompts=FOLDER/long.txt': (
     'long.txt, line 2: a prompt of 618 tokens ... 512 ... shorten it'
@@ -230,7 +230,7 @@ _MAKE_DATA = {
     'nowhere.jsonl: No such file ... give a readable file'
   ),
   '--exclude=FOLDER/latin.txt': (
-    'latin.txt, line 2: the prompt has bytes that are not UTF-8 ... save it'
+    'latin.txt: line 2 is not UTF-8: convert the file'
   ),
   '--exclude=': "path '' names no file ... leave the setting out",
   '--exclude=FOLDER/seven.jsonl': (

@@ -39,9 +39,10 @@ def _conversation(i, temperature):
 
 
 def _array(folder, *records):
-  """Writes a file that breaks off in the middle of one more conversation."""
+  """Writes a file that ends with a conversation that begins with a tool's."""
   path = folder / 'array.json'
-  path.write_text(json.dumps([*records, _conversation(99, 0)])[:-60])
+  last = {'messages': [{'role': 'tool', 'content': 'x'}]}
+  path.write_text(json.dumps([*records, last]))
   return path
 
 
@@ -112,12 +113,11 @@ def test_vectors_of_several_answers_are_the_targets(asked, target):
   )
 
 
-def test_a_cut_off_file_is_used_and_one_line_says_what_is_lost(asked):
+def test_one_line_says_what_cannot_be_used(asked):
   folder, ended = asked
   summary, *_ = ended.err.splitlines()
-  damaged = 'skipped (damaged; an array ends there)'
-  read = f'5 conversations, 8 user turns; 1 {damaged}, first record 5: '
-  assert read in summary
+  skipped = 'skipped (no turn of a user)'
+  assert f'4 conversations, 8 user turns; 1 {skipped}' in summary
   *_, counts = ended.err.splitlines()
   assert '1 dropped, turn excluded' in counts
   _, left, rates = ended.out.splitlines()
@@ -128,9 +128,9 @@ def test_a_cut_off_file_is_used_and_one_line_says_what_is_lost(asked):
   manifest = json.loads((folder / 'manifest.json').read_text())
   assert manifest['file'] == {
     'name': 'array.json',
-    'conversations': 5,
+    'conversations': 4,
     'user_turns': 8,
-    'left_out': {damaged: 1},
+    'left_out': {skipped: 1},
   }
   first, second = manifest['shards']
   assert first['origin']['count'] == 3

@@ -66,8 +66,7 @@ def test_both_formats_are_read_from_lines_and_arrays(tmp_path, name):
   )
   assert first.turns == ['One?', 'Three?']
   assert first.system == _MESSAGES[:1]
-  assert (file.num_read, file.num_turns, file.left_out) == (2, 4, {})
-  assert file.fault is None
+  assert (file.num_turns, file.left_out) == (4, {})
   assert file.summary().endswith(
     '2 conversations, 4 user turns; all of them are used'
   )
@@ -90,6 +89,7 @@ def test_all_turns_of_a_file_of_prompts_are_the_users(tmp_path):
 
 
 _USER, _GPT = ('user', 'One?'), ('assistant', 'Two.')
+_NO_TEXT = 'no text, or more than text'
 
 
 @pytest.mark.parametrize(
@@ -103,19 +103,15 @@ _USER, _GPT = ('user', 'One?'), ('assistant', 'Two.')
     ([_USER, _GPT, _GPT], 2, 'cut short (roles out of order)'),
     ([_USER, _GPT, ('system', 'x')], 2, 'cut short (roles out of order)'),
     ([_USER, ('assistant', '')], 1, 'cut short (empty turn)'),
-    ([_USER, ('tool', 'x')], 1, 'cut short (tool call)'),
+    ([_USER, ('tool', 'x')], 1, 'cut short (unknown role)'),
     ([_USER, ('nobody', 'x')], 1, 'cut short (unknown role)'),
     ([_USER, (['user'], 'x')], 1, 'cut short (unknown role)'),
-    ([_USER, ('assistant', None)], 1, 'cut short (a message without text)'),
-    (
-      [_USER, ('assistant', '\ud800')],
-      1,
-      'cut short (a message with broken characters)',
-    ),
+    ([_USER, ('assistant', None)], 1, f'cut short ({_NO_TEXT})'),
+    ([_USER, ('assistant', '\ud800')], 1, 'cut short (broken characters)'),
     (
       [_USER, ('assistant', [{'type': 'image_url', 'image_url': 'x'}])],
       1,
-      'cut short (image or another part that is no text)',
+      f'cut short ({_NO_TEXT})',
     ),
   ],
 )
@@ -141,65 +137,25 @@ def test_an_assistants_tool_call_ends_a_conversation(tmp_path):
 
 @pytest.mark.parametrize('value', [-1, 'hot', True, float('nan')])
 def test_a_temperature_that_is_none_is_named(tmp_path, value):
-  file = _read(
-    tmp_path, _openai(_USER, temperature=value), _openai(_USER, temperature=0.7)
-  )
-  assert file.left_out == {'skipped (no conversation)': 1}
-  assert file.fault.startswith(f'line 1: "temperature" is {value!r}: it must')
-  assert [x.temperature for x in file.conversations] == [0.7]
+  with pytest.raises(ValueError, match=r'line 2: "temperature" is .*: it must'):
+    _read(tmp_path, _openai(_USER), _openai(_USER, temperature=value))
 
 
-def _array(count):
-  """Returns conversations with characters of up to four bytes."""
-  text = 'Who\N{SNOWMAN}\N{GRINNING FACE}'
-  return [_openai(('user', f'{text}{i}'), _GPT) for i in range(count)]
-
-
-_DAMAGED = 'skipped (damaged; an array ends there)'
-
-
-def test_an_array_is_read_up_to_where_it_is_cut_off(tmp_path):
-  records = _array(5)
-  whole = json.dumps(records, ensure_ascii=False).encode()
-  path = tmp_path / 'array.json'
-  path.write_bytes(whole)
-  file = conversations.read(str(path))
-  assert file.fault is None
-  texts = [x.turns[0] for x in file.conversations]
-  assert texts == [x['messages'][0]['content'] for x in records]
-  for size in range(whole.index(b'2"') + 90, len(whole)):
+@pytest.mark.parametrize('name', ['lines.jsonl', 'array.json'])
+def test_a_file_that_is_cut_off_is_refused(tmp_path, name):
+  _read(tmp_path, _openai(_USER, _GPT), _openai(_USER, _GPT), name=name)
+  path = tmp_path / name
+  whole = path.read_bytes()
+  for size in range(len(whole) - 40, len(whole)):
     path.write_bytes(whole[:size])
-    file = conversations.read(str(path))
-    count = len(file.conversations)
-    assert [x.turns[0] for x in file.conversations] == texts[:count]
-    assert count >= 3
-    assert file.left_out == {_DAMAGED: 1}
-    assert file.fault.startswith(f'record {count + 1}: ')
-
-
-def test_an_array_damaged_in_the_middle_gives_what_is_before(tmp_path):
-  whole = json.dumps(_array(5)).encode()
-  middle = whole.index(b'messages', len(whole) // 2)
-  path = tmp_path / 'array.json'
-  path.write_bytes(whole[:middle] + b'"' + whole[middle:])
-  file = conversations.read(str(path))
-  assert 0 < len(file.conversations) < 5
-  assert file.left_out == {_DAMAGED: 1}
-  # Broken characters end only their own conversation.
-  path.write_bytes(whole.replace(b'"Two."', b'"Tw\xff."', 1))
-  file = conversations.read(str(path))
-  assert file.left_out == {'cut short (a message with broken characters)': 1}
-  assert [len(x.messages) for x in file.conversations] == [1, 2, 2, 2, 2]
-  # A record of another form is not damage.
-  path.write_text(json.dumps([{'a': 1}, None, *_array(1)]))
-  file = conversations.read(str(path))
-  assert file.left_out == {'skipped (no conversation)': 2}
-  assert len(file.conversations) == 1
+    place = ', line 2' if 'lines' in name else ''
+    with pytest.raises(ValueError, match=rf'{name}{place}: .*\(character'):
+      conversations.read(str(path))
 
 
 @pytest.mark.parametrize('name', ['lines.jsonl', 'array.json'])
 def test_a_compressed_file_is_read_if_it_is_whole(tmp_path, name):
-  records = _array(2000)
+  records = [_openai(('user', f'Who{i}'), _GPT) for i in range(2000)]
   dumped = [json.dumps(x) for x in records]
   text = f'[{",".join(dumped)}]' if 'array' in name else '\n'.join(dumped)
   # Two concatenated gzip files, which gzip reads as one.
@@ -212,24 +168,13 @@ def test_a_compressed_file_is_read_if_it_is_whole(tmp_path, name):
     conversations.read(str(path))
 
 
-def test_damaged_lines_are_left_out_and_the_first_is_named(tmp_path):
-  path = tmp_path / 'lines.jsonl'
-  good = json.dumps(_openai(_USER))
-  path.write_text(f'{good}\n{good[:-9]}\n{good}\n{good[:20]}')
-  file = conversations.read(str(path))
-  assert [x.place for x in file.conversations] == [1, 3]
-  assert file.fault.startswith('line 2: ')
-  assert file.left_out == {_DAMAGED: 2}
-  assert f'2 {_DAMAGED}, first line 2: ' in file.summary()
-
-
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
     ('', 'there is no prompt .*the file is empty'),
     ('[]', 'there is no prompt and no conversation with a user turn'),
-    ('[{"mess', r'there is no prompt .*\(record 1: Unterminated string'),
-    ('{"mess', r'there is no prompt .*\(line 1: Unterminated string'),
+    ('[{"mess', r'Unterminated string'),
+    ('{"mess', r'line 1: Unterminated string'),
     ('{"messages": []}', r'\(1 skipped \(no turn of a user\)\)'),
     ('{"messages": "x"}', 'line 1: "messages" must be a list of messages'),
     ('{"text": "x"}', 'line 1: it has neither "prompt" nor "turns"'),
@@ -271,6 +216,6 @@ def test_a_message_that_is_no_object_ends_a_conversation(tmp_path, message):
     'finish_reason': 'stop',
   }
   file = _read(tmp_path, record)
-  assert file.left_out == {'cut short (a message that is not an object)': 1}
+  assert file.left_out == {'cut short (unknown role)': 1}
   (found,) = file.conversations
   assert (found.messages, found.finish_reason) == ((_USER,), None)
