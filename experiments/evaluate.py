@@ -152,7 +152,6 @@ def _run(part, journal, learning):
     *scoring.units(evaluation, prompts, journal),
     *(method.saving() for method in learning.values()),
     *audits.units(evaluation, turns, journal),
-    *refilled.audit_units(evaluation, turns[0], journal),
   ]
   if work:
     run(work)

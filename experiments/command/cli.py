@@ -34,13 +34,10 @@ def run(
   *names: str,
   interrupted: str = 'interrupted',
 ) -> None:
-  """Parses the flags and runs `main`.
+  """Parses the flags and runs `main` with the arguments called `names`.
 
-  Args:
-    main: the command, which reads its flags itself.
-    *names: what the command takes besides flags, for messages; `main` is called
-      with these arguments.
-    interrupted: the line to print after Ctrl-C.
+  `main` reads the flags itself; `interrupted` is the line to print after
+  Ctrl-C.
   """
 
   def guarded(argv: list[str]) -> None:
@@ -149,11 +146,7 @@ def check_utf8(name: str, text: str) -> None:
 
 
 def make_folder(path: pathlib.PurePath) -> None:
-  """Makes the folder of --out, in process 0 only.
-
-  Args:
-    path: a `pathlib.Path`, or an `epath.Path`, which may be in a bucket.
-  """
+  """Makes the folder of --out, here or in a bucket, in process 0 only."""
   # Imported lazily: it imports JAX, and flags are parsed before that.
   from specsample import files  # noqa: PLC0415
 

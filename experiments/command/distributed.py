@@ -164,11 +164,7 @@ def json_from_first(value: Any) -> Any:
 
 
 def check_same(texts: Mapping[str, str]) -> None:
-  """Refuses processes that differ, before they wait for each other forever.
-
-  Args:
-    texts: what has to be the same on all processes, by name.
-  """
+  """Refuses processes whose texts, by name, differ: they would wait forever."""
   if not is_on():
     return
   from jax.experimental import multihost_utils  # noqa: PLC0415

@@ -104,11 +104,8 @@ def source() -> str:
 def source_beside(component: Any) -> dict[str, str]:
   """Returns digests of a component's modules outside both packages, by name.
 
-  A drafter or rule that a user wrote is in neither package.
-
-  Args:
-    component: a dataclass, searched with what its fields hold, or a tuple or
-      list of such; anything else has no modules.
+  A drafter or rule that a user wrote is in neither package. A component is a
+  dataclass, searched with what its fields hold, or a tuple or list of such.
   """
   found: dict[str, str] = {}
   if isinstance(component, (tuple, list)):

@@ -28,13 +28,9 @@ def define_flags(
 ) -> None:
   """Defines --gin_file, whose default is `default`, and --gin_bindings.
 
-  Args:
-    default: a gin file.
-    on_hosts: whether several processes may run the command together, for which
-      --distributed and its flags are defined, too.
-    recipe: for a command that reads one of several recipes in a file, the
-      default one in that file; '' if it is in no scope. Then --recipe is
-      defined, too.
+  With `on_hosts`, several processes may run the command together, by
+  --distributed and its flags. With a `recipe`, '' for none, --recipe chooses a
+  scope of the files.
   """
   flags.DEFINE_multi_string(
     'gin_file', [default], 'A gin file; repeat it to read several in order.'
@@ -75,11 +71,9 @@ def folder(out: flags.FlagHolder[str | None]) -> 'epath.Path':
 
 
 def run(main: Callable[[], None], *, resumes: bool = False) -> None:
-  """Runs a command's work as `configured`, and ends it as `cli.run` does.
+  """Runs `main` as `configured`, and ends it as `cli.run` does.
 
-  Args:
-    main: the work, which reads the flags itself.
-    resumes: whether the same command continues after an interruption.
+  If it `resumes`, the same command continues after an interruption.
   """
 
   def framed() -> None:

@@ -64,12 +64,7 @@ def entered(mesh: jax.sharding.Mesh, rules: sharding.Rules) -> Iterator[None]:
 
 
 def check_rules(name: str, rules: sharding.Rules) -> None:
-  """Refuses rules over axes that no array or no mesh has.
-
-  Args:
-    name: the name of the setting, for messages.
-    rules: the value of the setting.
-  """
+  """Refuses rules over axes that no array or no mesh has."""
   wanted = (
     "give pairs such as ('batch', ('data',)), with mesh axes 'data', 'model', "
     "'sequence' and 'model_0', 'model_1', ..."

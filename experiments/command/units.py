@@ -57,14 +57,8 @@ def run(
   """Runs the units that are not in the journal yet.
 
   Several processes run the same units in the same order: those that the first
-  one lacks.
-
-  Args:
-    work: the units to run.
-    journal: the units that were finished before.
-    progress: shows the progress; see `progress.bar`.
-    is_full: returns whether there is no room for more executables. If so, all
-      are dropped, and a unit's program is warmed up again.
+  one lacks. When `is_full`, there is no room for more executables: all are
+  dropped, and a unit's program is warmed up again.
   """
   lacks = distributed.from_first(
     np.asarray([unit.is_lost or unit.key not in journal for unit in work])

@@ -95,10 +95,7 @@ def hold(
 ) -> None:
   """Answers turns until there are no more, or until a second Ctrl-C.
 
-  Args:
-    conversation: an empty conversation whose decoder is compiled.
-    first: the first turn; if it is '', that turn is read like the others.
-    views: show the answers.
+  If `first` is '', the first turn is read like the others.
   """
   if isinstance(sys.stdin, io.TextIOWrapper):
     # One turn that is not UTF-8 is no reason to end the chat.

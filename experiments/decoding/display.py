@@ -49,12 +49,8 @@ def show(
 ) -> list[stream.Chunk]:
   """Shows chunks as they come, then the metrics; returns the chunks.
 
-  If it is interrupted, it still shows the metrics so far.
-
-  Args:
-    chunks: the chunks of a generation.
-    views: show them.
-    metrics: returns the text about the metrics, given the last chunk.
+  If it is interrupted, it still shows the metrics so far. `metrics` returns
+  their text, given the last chunk.
   """
   shown: list[stream.Chunk] = []
   try:
@@ -78,11 +74,8 @@ def views(
 
   If standard output is not a terminal, it gets the plain text and standard
   error the marked text. If both are the same file, only the marked text is
-  written, so that no token appears twice.
-
-  Args:
-    tokenizer: turns tokens into text.
-    marked: `OriginView` or `RoundView`, for text that is marked; None for none.
+  written, so that no token appears twice. `marked` is `OriginView` or
+  `RoundView`; None for no marks.
   """
   found: list[View] = []
   if marked is None or not (sys.stdout.isatty() or _streams_are_one()):
@@ -259,12 +252,7 @@ def metrics_text(last: stream.Chunk) -> str:
 
 
 def turn_text(last: stream.Chunk, num_read: int) -> str:
-  """Returns the metrics of an answer in a chat, in one line.
-
-  Args:
-    last: the last chunk of the answer.
-    num_read: tokens that the target read before the first round.
-  """
+  """Returns the metrics of an answer in a chat, in one line."""
   metrics = stream.metrics(last)
   drafts = ''
   if metrics['drafted']:
@@ -278,11 +266,7 @@ def turn_text(last: stream.Chunk, num_read: int) -> str:
 
 
 def waits_text(seconds: Mapping[str, float]) -> str:
-  """Returns the times of the stages before the prompt, to follow the metrics.
-
-  Args:
-    seconds: the time of each stage, by its name.
-  """
+  """Returns the times of the stages before the prompt, after the metrics."""
   times = ', '.join(f'{name} {value:.1f} s' for name, value in seconds.items())
   return f'; before the prompt: {times}' if times else ''
 

@@ -206,12 +206,9 @@ def _row(observed: step_lib.Round, verify: Verifier) -> dict[str, Any]:
 def of_row(
   setup: setup_lib.Setup, found: dict[str, Any], row: int
 ) -> list[Round]:
-  """Returns one row's round as [round], or [] if the row was done before.
+  """Returns a row's round as [round], or [] if the row was done before.
 
-  Args:
-    setup: what decoded it.
-    found: the first result of `step`.
-    row: its index in the batch.
+  `found` is the first result of `step`.
   """
   one = jax.tree.map(lambda x: np.asarray(x[row]), jax.device_get(found))
   if not one['has_round']:

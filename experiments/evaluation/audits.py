@@ -18,6 +18,7 @@ from experiments.command import units as units_lib
 from experiments.evaluation import conversations
 from experiments.evaluation import divergence
 from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import refilled
 from experiments.reporting import rows as rows_lib
 from specsample import sampling as sampling_lib
 
@@ -46,59 +47,50 @@ def units(
   turns: Sequence[conversations.Turn],
   journal: journal_lib.Journal,
 ) -> Iterator[units_lib.Unit]:
-  """Yields a unit of work for each greedy output that is not the baseline's.
+  """Yields an audit of each greedy output that differs.
 
-  In a later turn, both methods must have read the same.
-
-  Args:
-    evaluation: the evaluation that was run.
-    turns: its turns.
-    journal: holds all generations.
+  Outputs of refilled rows are compared with those of static batches, and these
+  with the baseline's, if both methods have read the same. The journal holds all
+  generations of the turns.
   """
-  names = compared(evaluation)
-  if not names:
-    return
   for turn in turns:
-    read = turn.tokens[methods_lib.BASELINE, 0]
     outputs = functools.partial(conversations.outputs, journal, turn.number)
-    baseline = outputs(methods_lib.BASELINE)
-    for name in names:
-      for found in first_differences(outputs(name), baseline):
-        if turn.tokens[name, 0][found.index] == read[found.index]:
-          yield unit(evaluation, name, turn, found)
+    for name in compared(evaluation):
+      for found in _differences(outputs(name), outputs(methods_lib.BASELINE)):
+        read, other = (
+          turn.tokens[x, 0][found.index] for x in (name, methods_lib.BASELINE)
+        )
+        if read == other:
+          yield _unit(evaluation, name, turn, found)
+    for name in exact(evaluation) if evaluation.refill else ():
+      again = journal[refilled.KIND, name, 0]['tokens']
+      for found in _differences(again, outputs(name)):
+        yield _unit(evaluation, name, turn, found, refilled.label(name))
+
+
+def exact(evaluation: evaluation_lib.Evaluation) -> list[str]:
+  """Returns the methods whose outputs are the target's most likely tokens."""
+  if evaluation.sampling.temperature != 0:
+    return []
+  methods = evaluation.methods.items()
+  return [name for name, method in methods if method.verify.lossless]
 
 
 def compared(evaluation: evaluation_lib.Evaluation) -> list[str]:
-  """Returns the methods whose outputs must be the baseline's.
-
-  These are the lossless ones at temperature 0, if there is a baseline.
-  """
-  names = evaluation.methods
-  if evaluation.sampling.temperature != 0 or methods_lib.BASELINE not in names:
+  """Returns the methods whose outputs must be those of a baseline, if any."""
+  if methods_lib.BASELINE not in evaluation.methods:
     return []
-  return [
-    name
-    for name, method in evaluation.methods.items()
-    if method.verify.lossless and name != methods_lib.BASELINE
-  ]
+  return [x for x in exact(evaluation) if x != methods_lib.BASELINE]
 
 
-def unit(
+def _unit(
   evaluation: evaluation_lib.Evaluation,
   name: str,
   turn: conversations.Turn,
   found: FirstDifference,
   label: str | None = None,
 ) -> units_lib.Unit:
-  """Returns the unit of work that audits an output.
-
-  Args:
-    evaluation: has the method.
-    name: of the method.
-    turn: in which the output differs.
-    found: the first difference.
-    label: the name of outputs that no batch of the method reproduces.
-  """
+  """Returns the audit of an output; with a label, no batch reproduces it."""
   prompt = turn.prompts[found.index]
   shown = f'difference, prompt {prompt + 1}, {label or name}'
   number = [turn.number] if turn.number else []
@@ -123,7 +115,7 @@ def _run(shown, *args):
     return None
 
 
-def first_differences(
+def _differences(
   outputs: Sequence[list[int]], baseline: Sequence[list[int]]
 ) -> Iterator[FirstDifference]:
   """Yields the first difference of each output from the baseline's, if any."""

@@ -109,15 +109,7 @@ def units(
   journal: journal_lib.Journal,
   learning: Mapping[str, learning_lib.Learning],
 ) -> Iterator[units_lib.Unit]:
-  """Yields the units of work of a turn; only in the first are parts timed.
-
-  Args:
-    evaluation: what is compared.
-    prompts: all prompts.
-    turn: what is decoded.
-    journal: the run's journal, from which policies that are carried resume.
-    learning: the methods that learn, by name.
-  """
+  """Yields the units of work of a turn; only in the first are parts timed."""
   carried: dict[str, Policies | learning_lib.Learning] = {**learning}
   carried |= {
     name: Policies(name, method.drafter, journal)
@@ -126,12 +118,11 @@ def units(
   }
   batches = evaluation.batches(len(turn.prompts))
   calls = list(itertools.product(range(evaluation.samples), batches))
-  repeats = [0] * len(calls)
+  visits = {}
   if not turn.number:
     yield units_lib.Unit('memory', (MEMORY, 0), _memory_bandwidth)
-    timed = evaluation.num_repeats(len(prompts))
-    repeats = round_parts.share_out(timed, len(calls))
-  lengths = iter(round_parts.spread(sum(share > 0 for share in repeats)))
+    repeats = evaluation.num_repeats(len(prompts))
+    visits = round_parts.visits(repeats, len(calls))
   for call, (sample, batch) in enumerate(calls):
     numbers = [turn.prompts[j] for j in batch]
     # Each turn has random streams of its own.
@@ -173,9 +164,10 @@ def units(
         program=(name, padded.shape, max(evaluation.limits(ids))),
         warm_up=warm_up,
       )
-    if repeats[call]:
+    if call in visits:
+      repeats, shorter = visits[call]
       tokens = turn.tokens[next(iter(evaluation.methods)), sample]
-      typical = evaluation.typical(tokens, next(lengths))
+      typical = evaluation.typical(tokens, shorter)
       for name, method in evaluation.methods.items():
         if name in learning:
           continue  # the parts of its rounds have no time for updates
@@ -186,7 +178,7 @@ def units(
             round_parts.measure,
             evaluation.setup(method),
             typical,
-            repeats=repeats[call],
+            repeats=repeats,
           ),
         )
   if not turn.number:

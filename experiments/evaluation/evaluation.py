@@ -182,10 +182,7 @@ class Evaluation:
   ) -> list[list[int]]:
     """Returns a batch of prompts of about the same length.
 
-    Args:
-      tokens: the prompts to choose from.
-      shorter: the share of them, from 0 to 1, that are shorter than the batch;
-        by default its prompts are neither short nor long.
+    `shorter` is the share of prompts, from 0 to 1, that are shorter than these.
     """
     rows, size = sorted(tokens, key=len), self.batch_size
     middle = int(shorter * len(rows))
@@ -220,12 +217,9 @@ class Evaluation:
   ) -> tuple[specsample.Output, types.DecodeState]:
     """Decodes prompts as one batch; also returns the last state.
 
-    Args:
-      method: drafts and verifies.
-      prompts: the tokens of each.
-      request_ids: each selects the random stream of its prompt.
-      sample: its number; each has its own seed, counted from `seed`.
-      policies: what the method's policies already know; None for nothing.
+    Each sample has its own seed, counted from `seed`, and each request id
+    selects a random stream. `policies` is what the method's policies already
+    know.
     """
     setup = self.setup(method, sample, policies)
     limits = self.limits(request_ids)

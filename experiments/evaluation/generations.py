@@ -55,15 +55,7 @@ def write(
   prompts: Sequence[prompts_lib.Prompt],
   generations: Mapping[str, Sequence[rows.Generation]],
 ) -> None:
-  """Writes generations.jsonl.
-
-  Args:
-    out: the folder of the results.
-    tokenizer: the target's tokenizer.
-    prompts: the prompts that were decoded.
-    generations: each method's generations. Samples after the first are left
-      out.
-  """
+  """Writes generations.jsonl, of the first samples."""
   found: dict[tuple[int, int], dict[str, Text]] = collections.defaultdict(dict)
   for name, runs in generations.items():
     for run in runs:

@@ -59,12 +59,8 @@ def learner(
 ) -> online.Learner:
   """Returns an `online.Learner` with Adam at a constant rate.
 
-  Args:
-    drafter: learns.
-    objective: makes the objective, given the drafter as `drafter`.
-    learning_rate, b2: of Adam.
-    clip_norm: longer gradients are scaled to this norm.
-    rounds, rejected_only, window, num_steps: as in `online.Learner`.
+  Gradients longer than `clip_norm` are scaled to it, and `objective` is called
+  with the drafter as `drafter`. The other settings are `online.Learner`'s.
   """
   if min(learning_rate, clip_norm) <= 0:
     raise ValueError(

@@ -66,11 +66,7 @@ def check(
 ) -> None:
   """Refuses numbers that could not be shown beside ours.
 
-  Called before anything is decoded.
-
-  Args:
-    paper: the table.
-    evaluations: by setting.
+  It is called before anything is decoded, with the evaluations by setting.
   """
   for row in paper.rows:
     _check_row('rows', row, '(setting, method, numbers by quantity)')
@@ -165,13 +161,9 @@ def to_json(paper: Paper, tables: Sequence[table_lib.Table]) -> dict[str, Any]:
 
 
 def table(paper: Mapping[str, Any]) -> tables_lib.Table:
-  """Returns a line per number of a paper with ours beside it, if there are any.
+  """Returns a line per number of a paper, as `to_json` has it, and ours.
 
-  Ours are usually from other models. A line without a number of the paper has
-  ours for another number of samples.
-
-  Args:
-    paper: as `to_json` returns it.
+  A line without a number of the paper has ours for other numbers of samples.
   """
   targets = paper['targets']
   ours = f'ours, of {targets}' if targets else 'ours'

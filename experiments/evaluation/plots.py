@@ -28,11 +28,7 @@ _PARTS = {
 def of_rows(
   rows: Sequence[rows_lib.Row],
 ) -> Iterator[tuple[str, Callable[[], figures.Figure]]]:
-  """Yields a caption and a function for each figure that rows have values for.
-
-  Args:
-    rows: those of one setting, over all prompts and by category.
-  """
+  """Yields a caption and a function for each figure that a setting has."""
   overall = rows_lib.overall(rows)
   yield (
     'Tokens a round, speedup and acceptance over all prompts',
@@ -254,10 +250,9 @@ def cost(rows: Sequence[rows_lib.Row]) -> figures.Figure:
 
 
 def pass_times(by_name: Mapping[str, Mapping[str, float]]) -> figures.Figure:
-  """Draws the target's pass over n tokens, relative to one token.
+  """Draws the target's pass over n tokens, relative to the smallest n.
 
-  Args:
-    by_name: for each hardware, milliseconds by number of tokens.
+  `by_name` has, for each hardware, milliseconds by number of tokens.
   """
   figure = figures.new(3.2 + 0.17 * len(by_name))
   axes = figure.subplots()

@@ -48,12 +48,6 @@ def write(
 
   The batch is decoded once before that, so that nothing is compiled in the
   trace.
-
-  Args:
-    folder: from `check`.
-    evaluation: has the methods.
-    tokens: the prompts as the model reads them.
-    progress: shows the progress; see `progress.bar`.
   """
   prompts = evaluation.typical(tokens)
   options = jax.profiler.ProfileOptions()

@@ -15,10 +15,7 @@ import numpy as np
 
 from experiments import methods as methods_lib
 from experiments.command import clock
-from experiments.command import journal as journal_lib
 from experiments.command import units as units_lib
-from experiments.evaluation import audits
-from experiments.evaluation import conversations
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.reporting import ratios
 from experiments.reporting import rows as rows_lib
@@ -57,26 +54,6 @@ def units(
   ]
 
 
-def audit_units(
-  evaluation: evaluation_lib.Evaluation,
-  turn: conversations.Turn,
-  journal: journal_lib.Journal,
-) -> Iterator[units_lib.Unit]:
-  """Yields the audits of greedy outputs that differ from static batches'.
-
-  Lossy rules may emit other tokens than the most likely ones, so their outputs
-  are not audited. `turn` is the only one.
-  """
-  if not evaluation.refill or evaluation.sampling.temperature != 0:
-    return
-  for name, method in evaluation.methods.items():
-    if method.verify.lossless:
-      static = conversations.outputs(journal, turn.number, name)
-      again = journal[KIND, name, 0]['tokens']
-      for found in audits.first_differences(again, static):
-        yield audits.unit(evaluation, name, turn, found, label(name))
-
-
 def fields(
   runs: Sequence[rows_lib.Generation],
   records: Sequence[dict[str, Any]],
@@ -84,10 +61,8 @@ def fields(
 ) -> dict[str, Any]:
   """Returns the fields of a `rows.Row` about refilled rows.
 
-  Args:
-    runs: the first sample of each prompt, from the method's static batches.
-    records: the values of the method's units.
-    found: how the outputs of both compare.
+  `runs` are the first samples of the static batches, `records` the values of
+  the method's units, and `found` says how the outputs of both compare.
   """
   again = []
   for record in records:

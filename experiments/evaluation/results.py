@@ -123,12 +123,7 @@ def show(
 
 
 def show_so_far(table: table_lib.Table, num_prompts: int) -> None:
-  """Prints the table of a run that was interrupted.
-
-  Args:
-    table: the table of the prompts that were decoded.
-    num_prompts: how many prompts there are in total.
-  """
+  """Prints the table of a run that was interrupted."""
   title = rows_lib.title(table.rows[0])
   console = tables_lib.console()
   console.print(_heading(f'{title}; so far, out of {num_prompts} prompts'))
@@ -230,11 +225,7 @@ def in_detail(rows: Sequence[Row]) -> Iterator[tables_lib.Table]:
 
 
 def scores(rows: Sequence[Row]) -> tables_lib.Table:
-  """Returns a table with a line per method and a column per score.
-
-  Args:
-    rows: the rows over all prompts.
-  """
+  """Returns a table with a line per method and a column per score."""
   names = list(dict.fromkeys(name for row in rows for name in row.scores))
   return tables_lib.Table(
     ['method', *names],
@@ -255,12 +246,7 @@ def _score(score) -> str:
 def by_category(
   rows: Sequence[Row], *, with_intervals: bool
 ) -> tables_lib.Table:
-  """Returns a table with a line per category and a column per method.
-
-  Args:
-    rows: the rows of all categories; the baseline's are left out.
-    with_intervals: whether speedups have their intervals beside them.
-  """
+  """Returns a table with a line per category and a column per method."""
 
   def cell(row: Row | None) -> str:
     if row is None:
@@ -300,12 +286,7 @@ def rest_notes(rows: Sequence[Row]) -> list[str]:
 def width_notes(
   rows: Sequence[Row], widths: Mapping[str, Sequence[int]]
 ) -> list[str]:
-  """Returns a sentence for each drafter that should have another width.
-
-  Args:
-    rows: the rows over all prompts.
-    widths: those of each method's drafter, as in `types.Drafter`.
-  """
+  """Returns a sentence for each drafter that should have another width."""
   return [
     f'{row.method}: {row.plain_rounds:.0%} of the rounds drafted nothing, but '
     f'the target read {widths[row.method][-1] + 1} tokens in each: give the '
@@ -332,11 +313,7 @@ def _exceeds_every_position(row) -> bool:
 
 
 def rule_lines(rows: Sequence[Row]) -> list[rich.text.Text]:
-  """Returns warnings of lossy rules; if sampling, also rules and draft kinds.
-
-  Args:
-    rows: the rows of all methods, over all prompts.
-  """
+  """Returns warnings of lossy rules, and rules and draft kinds if sampling."""
   lines = [
     rich.text.Text(
       f'{row.method}: verify.{row.verifier} is lossy: this is not the '

@@ -27,42 +27,28 @@ from specsample.loop import request
 KIND = 'parts'
 
 
-def share_out(repeats: int, batches: int) -> list[int]:
-  """Returns how many of the repeats come after each of the batches.
+def visits(repeats: int, num_batches: int) -> dict[int, tuple[int, float]]:
+  """Returns after which batches parts are timed.
 
-  Args:
-    repeats: the number of repeats in total.
-    batches: the number of batches; some repeats always come after the last one.
+  Each visit has the number of its repeats and the length of its prompts, as the
+  share of the prompts that are shorter. In order, these would rise while the
+  machine becomes slower, say. By the golden ratio, each falls into the largest
+  gap that is left.
   """
-  count = min(repeats, batches)
-  shares = [0] * batches
-  for i in range(count):
-    share = (i + 1) * repeats // count - i * repeats // count
-    shares[(i + 1) * batches // count - 1] = share
-  return shares
-
-
-def spread(count: int) -> list[float]:
-  """Returns numbers from 0 to 1, evenly spread and in no order.
-
-  These are the lengths of the prompts of each visit, as the share of the
-  prompts that are shorter. In order, they would rise while the machine becomes
-  slower, say.
-  """
-  # By the golden ratio, each falls into the largest gap that is left.
-  return [(0.5 + i * (5**0.5 - 1) / 2) % 1 for i in range(count)]
+  count = min(repeats, num_batches)
+  return {
+    (i + 1) * num_batches // count - 1: (
+      -(-repeats // count),
+      (0.5 + i * (5**0.5 - 1) / 2) % 1,
+    )
+    for i in range(count)
+  }
 
 
 def measure(
   setup: setup_lib.Setup, tokens: Sequence[list[int]], *, repeats: int
 ) -> dict[str, Any]:
-  """Times the parts of a method's rounds; the result is a unit of the journal.
-
-  Args:
-    setup: the setup that decodes.
-    tokens: a batch of prompts.
-    repeats: how often each part is timed.
-  """
+  """Times the parts of a method's rounds, as a unit of the journal."""
   times = round_times.times(setup, tokens, repeats=repeats)
   return dataclasses.asdict(times) | {
     'kind': times.kind.value,
@@ -154,10 +140,7 @@ def fed_tokens(prompt_tokens: Sequence[int], least_width: int = 1) -> int:
   """Returns how many tokens of a row the prefill feeds, given prompt lengths.
 
   It feeds whole chunks, as many as the longest prompt of the batch needs.
-
-  Args:
-    prompt_tokens: the length of each prompt.
-    least_width: the width to which shorter prompts are padded.
+  Shorter ones are padded to `least_width`.
   """
   longest = max(prompt_tokens)
   padded, _ = specsample.pad_prompts([[0] * longest])

@@ -19,13 +19,7 @@ def units(
   prompts: Sequence[prompts_lib.Prompt],
   journal: journal_lib.Journal,
 ) -> Iterator[units_lib.Unit]:
-  """Yields a unit of work for each method, to be run when all is decoded.
-
-  Args:
-    evaluation: has the task that scores.
-    prompts: the prompts that were decoded.
-    journal: holds the generations, of which first turns are scored.
-  """
+  """Yields a unit of work for each method, to be run when all is decoded."""
   for name in evaluation.methods if evaluation.task else ():
     yield units_lib.Unit(
       f'scores, {name}',

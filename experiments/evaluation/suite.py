@@ -26,10 +26,9 @@ def evaluations(
 ) -> dict[str, evaluation_lib.Evaluation]:
   """Returns the evaluations by the names of their settings.
 
-  Args:
-    parts: makes the evaluation of each setting, for example
-      {'XSum, greedy': @xsum/evaluation.Evaluation}; None for the single
-      evaluation that is configured, whose name is ''.
+  `parts` makes the evaluation of each setting, for example {'XSum, greedy':
+  @xsum/evaluation.Evaluation}. If it is None, the single evaluation that is
+  configured has the name ''.
   """
   if parts is None:
     return {'': evaluation_lib.Evaluation()}
@@ -66,13 +65,8 @@ def parts(
 ) -> Iterator[Part]:
   """Reads the prompts of each evaluation, and checks that they can be decoded.
 
-  Args:
-    path: a file of prompts that replaces all tasks; None keeps the tasks.
-    limit: the number of prompts per evaluation; None for its own limit.
-    num_seeds: the samples per prompt, for evaluations that sample; None for
-      their own number.
-    allow_code_execution: whether tasks may run the code of answers, whatever
-      the configuration says.
+  The arguments are flags of `evaluate`: what they give replaces an evaluation's
+  own task, limit and number of samples.
   """
   for name, configured in evaluations().items():
     task = configured.task if path is None else None

@@ -44,10 +44,7 @@ class Block:
 def render(runs: Sequence[result_file.Run], title: str, prompts: int) -> str:
   """Returns the page as HTML, with style, script, figures and texts inside.
 
-  Args:
-    runs: what the page shows.
-    title: its title.
-    prompts: how many prompts of each category have their texts on the page.
+  It has the texts of so many prompts of each category.
   """
   notes = []
   if not figures.are_possible():

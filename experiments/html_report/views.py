@@ -54,10 +54,7 @@ def of_tokens(
 ) -> str:
   """Returns who wrote each token.
 
-  Args:
-    texts: the text of each token, see `text.pieces`.
-    origins: a `specsample.Origin` per token, as in `Output.origin`.
-    rounds: the round that emitted each token, as in `Output.emit_round`.
+  The texts are those of `text.pieces`; origins and rounds are as in `Output`.
   """
   tokens = [
     (

@@ -4,13 +4,14 @@ What the loader would refuse, the report says, and nothing else can be wrong:
 there is no second reading of any layout.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import dataclasses
 import os
+from typing import Any
 
 from etils import epath
 
-from experiments.inspection import facts as facts_lib
+from experiments.inspection import memory
 from specsample import files
 from specsample.loading import card
 from specsample.loading import drafter as drafter_lib
@@ -18,7 +19,12 @@ from specsample.loading import load
 from specsample.loading.published import layouts
 from specsample.loading.published import source as source_lib
 from specsample.models import huggingface
+from specsample.models import transformer
 
+# Each a name and a value.
+Facts = tuple[tuple[str, str], ...]
+# The length of the cache whose bytes are reported.
+_CACHE_TOKENS = 4096
 _WEIGHTS = ('.safetensors', *huggingface.PICKLE_SUFFIXES)
 
 
@@ -35,7 +41,7 @@ class Report:
 
   path: str
   what: str
-  facts: facts_lib.Facts = ()
+  facts: Facts = ()
   problem: str | None = None
 
   def lines(self) -> Iterator[str]:
@@ -53,29 +59,95 @@ class Report:
 def inspect(name_or_path: str, target: str | None = None) -> Report:
   """Reports what `specsample.load` or `specsample.load_drafter` would find.
 
-  Args:
-    name_or_path: as these functions take it. Nothing is downloaded: a name of
-      the hub is looked up among earlier downloads.
-    target: the model that a drafter is for; None for the target that its card
-      names.
+  Nothing is downloaded: a name of the hub is looked up among earlier downloads.
+  If `target` is None, a drafter's is the one that its card names.
   """
   path = _find(name_or_path)
   if path.suffix in _WEIGHTS and not files.is_folder(path):
     path = path.parent
-  facts, problem = facts_lib.of_files(path), None
+  facts, problem = _of_files(path), None
   if target is None and _is_drafter(path):
     target = target_of(path)
   described = load.describe(_find(target)) if target is not None else None
   try:
     if described is None:
-      facts += facts_lib.of_model(load.describe(path).model)
+      facts += _of_model(load.describe(path).model)
     else:
       found = drafter_lib.describe_drafter(path, described)
-      facts += facts_lib.of_drafter(found)
+      facts += _of_drafter(found.drafter)
   except ValueError as error:
     problem = ' '.join(str(error).split())
   what = 'a model' if target is None else f'a drafter for {target}'
   return Report(str(path), what, facts, problem)
+
+
+def _of_files(path: epath.Path) -> Facts:
+  paths = [path]
+  if files.is_folder(path):
+    paths = [x for x in path.iterdir() if not files.is_folder(x)]
+  total = sum(files.size(x) for x in paths)
+  return (('files', f'{len(paths):,} of {_size(total)}'),)
+
+
+def _of_drafter(drafter: Any) -> Facts:
+  facts = [
+    ('drafter', type(drafter).__name__),
+    ('drafts', f'{drafter.num_draft_tokens} tokens'),
+    *_settings(drafter),
+    *_settings(getattr(drafter, 'layer_config', None)),
+  ]
+  if hasattr(drafter, 'abstract_params'):
+    facts.append(('weights as', _sizes(memory.of_drafter(drafter))))
+  return tuple(facts)
+
+
+def _of_model(model: transformer.Transformer) -> Facts:
+  weights = memory.of_model(model)
+  cache = memory.of_cache(model, _CACHE_TOKENS)
+  devices = '; '.join(
+    f'{kind} {_devices(weights[kind] + cache)}' for kind in ('bfloat16', 'int8')
+  )
+  return (
+    ('parameters', f'{memory.num_parameters(model.abstract_params()):,}'),
+    *_settings(model),
+    ('weights as', _sizes(weights)),
+    ('cache', f'{_size(cache)} for {_CACHE_TOKENS:,} tokens, bfloat16'),
+    ('devices', devices),
+  )
+
+
+def _settings(component: Any) -> Iterator[tuple[str, str]]:
+  """Yields a component's settings that are not the defaults."""
+  for field in dataclasses.fields(component) if component else ():
+    value = getattr(component, field.name)
+    told_elsewhere = field.name in ('model', 'layer_config', 'num_draft_tokens')
+    if not told_elsewhere and value != field.default:
+      yield field.name, str(value)
+
+
+def _devices(num_bytes: int) -> str:
+  """Returns '1 of v4, v5p or 2 of v5e', the devices that hold the bytes."""
+  by_count: dict[int, list[str]] = {}
+  for name, count in memory.num_devices(num_bytes).items():
+    by_count.setdefault(count, []).append(name)
+  parts = (f'{x} of {", ".join(by_count[x])}' for x in sorted(by_count))
+  return ' or '.join(parts)
+
+
+def _size(num_bytes: int) -> str:
+  """Returns a size in units that are powers of 1000."""
+  value = float(num_bytes)
+  for unit in ('B', 'kB', 'MB'):
+    if value < 1000:
+      return f'{value:.4g} {unit}'
+    value /= 1000
+  return f'{value:.4g} GB'
+
+
+def _sizes(by_name: Mapping[str, int]) -> str:
+  """Returns 'BF16 2.472 GB, F32 1.2 kB', the largest first."""
+  ordered = sorted(by_name.items(), key=lambda item: -item[1])
+  return ', '.join(f'{name} {_size(number)}' for name, number in ordered)
 
 
 def _is_drafter(path: epath.Path) -> bool:

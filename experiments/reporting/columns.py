@@ -59,13 +59,8 @@ def table(
 ) -> tables.Table:
   """Returns the named fields of records that have a value in any of them.
 
-  A note on the page names the columns without values.
-
-  Args:
-    records: dataclasses of one kind, whose fields are made by `shown`.
-    names: of fields.
-    caption, notes: the text above and below the table on the page.
-    with_intervals: whether an interval stands in brackets after its value.
+  The records are dataclasses of one kind, whose fields are made by `shown`. A
+  note on the page names the columns without values.
   """
   columns = of(type(records[0]))
   is_empty = lambda name: all(getattr(x, name) is None for x in records)

@@ -169,9 +169,8 @@ def write_png(path: pathlib.PurePath, draw: Callable[[], Figure]) -> None:
 def to_svg(draw: Callable[[], Figure], name: str) -> str:
   """Returns the figure as an SVG element of a page, in the page's own colours.
 
-  Args:
-    draw: makes the figure, using `ink` and `paper` for black and white.
-    name: a word that is unique among the figures of the page.
+  `draw` uses `ink` and `paper` for black and white, and `name` is unique among
+  the figures of the page.
   """
   image = io.StringIO()
   settings = _PLAIN | {

@@ -50,15 +50,10 @@ def interval(
 ) -> list[float] | None:
   """Returns the interval of ratio(the terms' sums), over units like these.
 
-  Args:
-    ratio: a function that is smooth in the sums, as a ratio of two sums is.
-    terms: by name, the terms of the units, [n].
-    least: the smallest value that the ratio can have.
-    most: the largest value that the ratio can have.
-
-  Returns:
-    [low, high]; None if there are fewer than three units, which say next to
-    nothing about others, or if the ratio has no value without one of them.
+  The ratio is smooth in the sums, as a ratio of two sums is, and from `least`
+  to `most`. The terms of the units, [n], are by name. The interval is None if
+  there are fewer than three units, which say next to nothing about others, or
+  if the ratio has no value without one of them.
   """
   count = len(next(iter(terms.values())))
   if count < _FEWEST:

@@ -78,13 +78,9 @@ def measure(
   """Returns each measure by name, and its interval by the name plus '_ci95'.
 
   A measure without a value is None, such as the acceptance rate if nothing is
-  drafted. So is an interval from one or two batches, which say little about
-  others.
-
-  Args:
-    runs: the generations of a method.
-    baseline: the baseline's generations for the same prompts in the same order.
-      If None, the measures against the baseline are None.
+  drafted, or one against the baseline if there is none. So is an interval from
+  one or two batches, which say little about others. The baseline has the same
+  prompts in the same order.
   """
   found: dict[str, Any] = {}
   batches = _sums(runs, baseline)
@@ -107,12 +103,9 @@ def ratio(
   over: Sequence[rows.Generation],
   name: str,
 ) -> tuple[float | None, list[float] | None]:
-  """Returns a measure of one method over another's, and its interval.
+  """Returns one of `RATIOS` of a method over another's, and its interval.
 
-  Args:
-    runs: the generations of a method.
-    over: the other method's, for the same prompts in the same order.
-    name: one of `RATIOS`.
+  Both have the same prompts in the same order.
   """
 
   def of_both(sums):

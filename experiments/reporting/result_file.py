@@ -31,12 +31,9 @@ def write(path: pathlib.PurePath, content: Mapping[str, Any]) -> None:
 
 
 def check_settings(path: pathlib.PurePath, parts: Sequence[str]) -> None:
-  """Refuses to replace the results of other settings.
+  """Refuses to replace the results of settings other than `parts`.
 
-  Args:
-    path: a result.json, which need not exist. A file that cannot be read may be
-      replaced.
-    parts: the names of the settings that are to be written there.
+  A file that is not there or cannot be read may be replaced.
   """
   if not files.at(path).exists():
     return

@@ -177,10 +177,7 @@ def measure(
 ) -> Measured:
   """Measures everything, memory first because its peak only grows.
 
-  Args:
-    benchmark: what to measure.
-    baseline_rss: `peak_rss` before the benchmark was made.
-    progress: shows the progress, see `progress.bar`.
+  `baseline_rss` is `peak_rss` before the benchmark was made.
   """
   prompt, count = benchmark.prompt_tokens(), benchmark.max_new_tokens
   plain = methods_lib.Method(specsample.drafters.NoDraft())

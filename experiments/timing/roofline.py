@@ -64,11 +64,8 @@ class Roofline:
   def seconds(self, passes: float, caches: int, num_tokens: int) -> float:
     """Returns the least seconds of several passes.
 
-    Args:
-      passes: number of passes.
-      caches: bytes of caches that all the passes read together.
-      num_tokens: tokens of all rows per pass, which decide how many experts are
-        read: the mean number if all experts are equally likely.
+    All passes together read `caches` bytes. The number of tokens of all rows
+    per pass decides how many experts are read, if all are equally likely.
     """
     of_pass = float(self.weight_bytes)
     if self.experts is not None:

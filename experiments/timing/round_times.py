@@ -132,11 +132,8 @@ def widths_of_rounds(
 ) -> list[int]:
   """Decodes one round at a time, and returns the width of each.
 
-  Args:
-    decode_one: runs a round as `specsample.advance` does; its state is donated.
-    state: the state before the first round.
-    rounds: rounds to decode; fewer are decoded if all rows are done before.
-    widths: the drafter's widths. The row with the most drafts decides.
+  The row with the most drafts decides. There are fewer rounds than asked for if
+  all rows are done before.
   """
   counts = [np.asarray(loops_lib.num_by_drafts(state))]
   for _ in range(rounds):
@@ -156,12 +153,8 @@ def medians(
 ) -> RoundTimes:
   """Returns the parts of a round that `times` describes.
 
-  Args:
-    measured: the seconds and counts of each turn of `times`.
-    rounds: how many rounds are timed at once.
-    widths: the drafter's widths.
-    of_rounds: the widths of the whole rounds.
-    kind: of the drafts.
+  `measured` has the seconds and counts of each turn of `times`, `widths` those
+  of the drafter and `of_rounds` those of the whole rounds.
   """
   median = lambda values: float(np.median(values))
   of = lambda name: np.asarray([one[name] for one in measured])
@@ -208,10 +201,8 @@ def settled(
 def by_drafts(by_width: Mapping[str, float], most_drafts: int) -> np.ndarray:
   """Returns the milliseconds [K + 1] of a part in rounds of 0, 1, ... drafts.
 
-  Args:
-    by_width: the part's milliseconds, as in `RoundTimes`.
-    most_drafts: K. For a tree, its depth: a draft of depth i is then counted at
-      the first width of at least i nodes.
+  For a tree, `most_drafts` is its depth: a draft of depth i is then counted at
+  the first width of at least i nodes.
   """
   widths = sorted(map(int, by_width))
   return np.asarray(

@@ -163,7 +163,7 @@ def _table(evaluation, journal):
 def test_differences_are_audited(in_bfloat16, tmp_path):
   evaluation, journal = _decoded(tmp_path, in_bfloat16)
   turn = conversations.first(evaluation, _PROMPTS)
-  tie, fault = refilled.audit_units(evaluation, turn, journal)
+  tie, fault = audits.units(evaluation, [turn], journal)
   # A lossy rule may emit other tokens than the most likely ones.
   assert tie.key == (audits.KIND, 'ngram, refilled', 1)
   assert fault.key == (audits.KIND, 'ngram, refilled', 2)
@@ -190,7 +190,7 @@ def test_differences_are_audited(in_bfloat16, tmp_path):
 def test_what_is_drawn_is_not_audited(in_bfloat16, tmp_path):
   evaluation, journal = _decoded(tmp_path, in_bfloat16, temperature=1.0)
   turn = conversations.first(evaluation, _PROMPTS)
-  assert not list(refilled.audit_units(evaluation, turn, journal))
+  assert not list(audits.units(evaluation, [turn], journal))
   row, *_ = _table(evaluation, journal).rows
   assert row.refilled_differing == 2
 

@@ -15,24 +15,24 @@ from specsample.types import DraftKind
 
 
 @pytest.mark.parametrize(
-  ('repeats', 'batches', 'shares'),
+  ('repeats', 'batches', 'each', 'after'),
   [
-    (25, 12, [2] * 11 + [3]),
-    (4, 10, [0, 1, 0, 0, 1, 0, 1, 0, 0, 1]),
-    (1, 3, [0, 0, 1]),
-    (5, 1, [5]),
+    (25, 12, 3, range(12)),
+    (4, 10, 1, [1, 4, 6, 9]),
+    (1, 3, 1, [2]),
+    (5, 1, 5, [0]),
+    (0, 3, None, []),
   ],
 )
-def test_repeats_are_spread_over_the_batches(repeats, batches, shares):
-  found = round_parts.share_out(repeats, batches)
-  assert sum(found) == repeats
-  assert sorted(found) == sorted(shares)
-  assert [bool(share) for share in found] == [bool(share) for share in shares]
+def test_visits_are_spread_over_the_batches(repeats, batches, each, after):
+  found = round_parts.visits(repeats, batches)
+  assert list(found) == list(after)
+  assert {count for count, _ in found.values()} == ({each} if each else set())
 
 
 @pytest.mark.parametrize('count', [1, 2, 5, 25])
 def test_lengths_are_spread_over_those_of_the_prompts(count):
-  found = round_parts.spread(count)
+  found = [share for _, share in round_parts.visits(count, count).values()]
   assert found[0] == 0.5
   bounds = [0.0, *sorted(found), 1.0]
   gaps = [after - before for before, after in itertools.pairwise(bounds)]
