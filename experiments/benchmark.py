@@ -9,10 +9,13 @@ Prints tables and writes benchmark.json to --out.
 
 # Only the wiring is here: experiments/timing/ measures and writes.
 
+import dataclasses
+
 from experiments.command import cli
 from experiments.command import distributed
 from experiments.command import frame
 from experiments.command import progress
+from experiments.reporting import result_file
 from experiments.timing import benchmark_report
 from experiments.timing import benchmarking
 
@@ -30,7 +33,7 @@ def main() -> None:
     cli.make_folder(out)
   measured = benchmarking.measure(benchmark, baseline_rss, progress.bar)
   if distributed.is_first():
-    benchmark_report.write(out, measured)
+    result_file.write(out / 'benchmark.json', dataclasses.asdict(measured))
     benchmark_report.show(measured)
     print(f'\nbenchmark.json is in {out}')
 

@@ -20,7 +20,6 @@ chains and trees, and all has every method.
 # Only the wiring is here: experiments/evaluation/ decodes, measures and makes
 # the rows.
 
-import dataclasses
 import functools
 import sys
 
@@ -135,19 +134,12 @@ def _run(part, journal, learning):
   units = functools.partial(
     decoding.units, evaluation, prompts, journal=journal, learning=learning
   )
-  try:
-    # Refilled rows are of conversations of one turn.
-    before, after = (
-      refilled.units(evaluation, part.tokens, i) for i in range(2)
-    )
-    run([*before, *units(turns[0]), *after])
-    for number in conversations.numbers(evaluation, prompts)[1:]:
-      turns.append(conversations.later(evaluation, prompts, number, journal))
-      run(units(turns[-1]))
-  except KeyboardInterrupt:
-    if distributed.is_first():
-      _show_so_far(part, journal)
-    raise
+  # Refilled rows are of conversations of one turn.
+  before, after = (refilled.units(evaluation, part.tokens, i) for i in range(2))
+  run([*before, *units(turns[0]), *after])
+  for number in conversations.numbers(evaluation, prompts)[1:]:
+    turns.append(conversations.later(evaluation, prompts, number, journal))
+    run(units(turns[-1]))
   work = [
     *scoring.units(evaluation, prompts, journal),
     *(method.saving() for method in learning.values()),
@@ -171,14 +163,6 @@ def _say_what_is_measured(part):
       f'to time them, bind Evaluation.repeats = {evaluation_lib.REPEATS}',
       file=sys.stderr,
     )
-
-
-def _show_so_far(part, journal):
-  """Prints the table of the prompts that every method has decoded."""
-  evaluation = dataclasses.replace(part.evaluation, num_seeds=1, refill=False)
-  if all(conversations.batches(journal, x) for x in evaluation.methods):
-    table = table_lib.Table.of(evaluation, part.benchmark, journal)
-    results.show_so_far(table, len(part.prompts))
 
 
 def _report(out, parts, journals, paper):

@@ -145,8 +145,8 @@ def check_utf8(name: str, text: str) -> None:
     ) from error
 
 
-def make_folder(path: pathlib.PurePath) -> None:
-  """Makes the folder of --out, here or in a bucket, in process 0 only."""
+def make_folder(path: pathlib.PurePath, flag: str = 'out') -> None:
+  """Makes a flag's folder, here or in a bucket, in process 0 only."""
   # Imported lazily: it imports JAX, and flags are parsed before that.
   from specsample import files  # noqa: PLC0415
 
@@ -159,7 +159,7 @@ def make_folder(path: pathlib.PurePath) -> None:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     raise ValueError(
-      f'--out={path}: {error.strerror or error}: give a folder that can be '
+      f'--{flag}={path}: {error.strerror or error}: give a folder that can be '
       'written'
     ) from error
 

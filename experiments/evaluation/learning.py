@@ -50,8 +50,6 @@ def learner(
   *,
   objective: Callable[..., objective_lib.Objective],
   learning_rate: float = 3e-4,
-  b2: float = 0.99,
-  clip_norm: float = 1.0,
   rounds: int = 16,
   rejected_only: bool = True,
   window: int = 128,
@@ -59,13 +57,12 @@ def learner(
 ) -> online.Learner:
   """Returns an `online.Learner` with Adam at a constant rate.
 
-  Gradients longer than `clip_norm` are scaled to it, and `objective` is called
-  with the drafter as `drafter`. The other settings are `online.Learner`'s.
+  Gradients longer than 1 are scaled to it, and `objective` is called with the
+  drafter as `drafter`. The other settings are `online.Learner`'s.
   """
-  if min(learning_rate, clip_norm) <= 0:
+  if learning_rate <= 0:
     raise ValueError(
-      f'learner.learning_rate is {learning_rate} and learner.clip_norm is '
-      f'{clip_norm}: give more than 0'
+      f'learner.learning_rate is {learning_rate}: give more than 0'
     )
   checks.instance(
     *('the drafter that learns', drafter, trainable.Trainable),
@@ -74,7 +71,7 @@ def learner(
   return online.Learner(
     objective=objective(drafter=drafter),
     optimizer=optax.chain(
-      optax.clip_by_global_norm(clip_norm), optax.adam(learning_rate, b2=b2)
+      optax.clip_by_global_norm(1.0), optax.adam(learning_rate, b2=0.99)
     ),
     rounds=rounds,
     rejected_only=rejected_only,
@@ -114,19 +111,12 @@ def learners(
 
 @dataclasses.dataclass(eq=False)
 class Learning:
-  """A method that learns, and what it has learned so far.
+  """A method that learns, and what it has learned so far."""
 
-  Attributes:
-    name: of the method.
-    setup: the method before it learns.
-    learner: how it learns.
-    journal: the run's; it has the step of each batch's checkpoint.
-  """
-
-  name: str
-  setup: setup_lib.Setup
+  name: str  # of the method
+  setup: setup_lib.Setup  # before it learns
   learner: online.Learner
-  journal: journal_lib.Journal
+  journal: journal_lib.Journal  # has the step of each batch's checkpoint
   known: online.Learned = dataclasses.field(init=False)
 
   def __post_init__(self):

@@ -68,26 +68,25 @@ def check(
 
   It is called before anything is decoded, with the evaluations by setting.
   """
-  for row in paper.rows:
-    _check_row('rows', row, '(setting, method, numbers by quantity)')
-  for gain in paper.ratios:
-    _check_row('ratios', gain, '(setting, method, other, numbers by quantity)')
-  for part, method, values in paper.rows:
-    evaluation = evaluations.get(part)
-    if evaluation is None or method not in evaluation.methods:
-      continue
-    task = evaluation.task
-    scores = () if task is None else task.score_names
-    for quantity in values:
-      if not _OF_A_POSITION.fullmatch(quantity):
-        _check_name('rows', quantity, (*scores, *_COLUMNS), part)
-  for part, method, over, values in paper.ratios:
-    evaluation = evaluations.get(part)
-    if evaluation is None or method not in evaluation.methods:
-      continue
-    _check_name('ratios', over, evaluation.methods, part)
-    for quantity in values:
-      _check_name('ratios', quantity, ratios_lib.RATIOS, part)
+  for where, entries, form in (
+    ('rows', paper.rows, '(setting, method, numbers by quantity)'),
+    ('ratios', paper.ratios, '(setting, method, other, numbers by quantity)'),
+  ):
+    for entry in entries:
+      _check_row(where, entry, form)
+      part, method, *over, values = entry
+      evaluation = evaluations.get(part)
+      if evaluation is None or method not in evaluation.methods:
+        continue
+      for name in over:
+        _check_name(where, name, evaluation.methods, part)
+      task = evaluation.task
+      known = (*(task.score_names if task is not None else ()), *_COLUMNS)
+      for quantity in values:
+        if over:
+          _check_name(where, quantity, ratios_lib.RATIOS, part)
+        elif not _OF_A_POSITION.fullmatch(quantity):
+          _check_name(where, quantity, known, part)
 
 
 def _check_row(where: str, row: Sequence[Any], form: str) -> None:

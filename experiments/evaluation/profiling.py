@@ -9,6 +9,7 @@ import urllib.parse
 
 import jax
 
+from experiments.command import cli
 from experiments.command import progress as progress_lib
 from experiments.evaluation import evaluation as evaluation_lib
 from specsample import files
@@ -27,15 +28,8 @@ def check(folder: str, evaluation: evaluation_lib.Evaluation) -> pathlib.Path:
       f'--profile_dir={folder} is in a bucket: give a local folder, and copy '
       'it there later'
     )
-  local = pathlib.Path(folder)
-  try:
-    local.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise ValueError(
-      f'--profile_dir={folder}: {error.strerror}: give a folder that can be '
-      'written'
-    ) from error
-  return local
+  cli.make_folder(path, 'profile_dir')
+  return pathlib.Path(folder)
 
 
 def write(

@@ -122,14 +122,6 @@ def show(
     print(f'\nresult.json, results.csv, {of_each} are in {out}')
 
 
-def show_so_far(table: table_lib.Table, num_prompts: int) -> None:
-  """Prints the table of a run that was interrupted."""
-  title = rows_lib.title(table.rows[0])
-  console = tables_lib.console()
-  console.print(_heading(f'{title}; so far, out of {num_prompts} prompts'))
-  console.print(brief(table.rows))
-
-
 def _shown(
   table: table_lib.Table,
 ) -> Iterator[str | rich.text.Text | tables_lib.Table]:
@@ -298,18 +290,17 @@ def width_notes(
 
 def acceptance_notes(rows: Sequence[Row]) -> list[str]:
   """Returns a sentence if an acceptance exceeds that of every position."""
-  if not any(map(_exceeds_every_position, rows)):
+  if all(
+    (row.acceptance or 0)
+    <= max(filter(None, row.acceptance_by_position), default=1)
+    for row in rows
+  ):
     return []
   return [
     'The acceptance may exceed that of every position: it counts only the '
     'draft tokens that verification reached, whereas a position counts every '
     'round that drafted a token there, also after an earlier rejection.'
   ]
-
-
-def _exceeds_every_position(row) -> bool:
-  shares = [x for x in row.acceptance_by_position if x is not None]
-  return bool(shares) and (row.acceptance or 0) > max(shares)
 
 
 def rule_lines(rows: Sequence[Row]) -> list[rich.text.Text]:
@@ -338,24 +329,23 @@ def mismatch_lines(
   """Says for each method how its outputs compare with those of `other`."""
   lines = []
   for name, count in found.items():
-    if count.errors:
-      text, style = (
-        f'{count.errors} outputs DIFFER from {other}, and not at float ties: '
-        'not exact',
+    said = [
+      (
+        count.errors,
+        f'DIFFER from {other}, and not at float ties: not exact',
         'bold red',
-      )
-    elif count.unaudited:
-      text, style = (
-        f'{count.unaudited} outputs differ from {other} and could not be '
-        'audited: they may or may not differ at float ties',
+      ),
+      (
+        count.unaudited,
+        f'differ from {other} and could not be audited: they may or may not '
+        'differ at float ties',
         'bold red',
-      )
-    elif count.ties:
-      text, style = (
-        f'{count.ties} outputs differ from {other} at a float tie',
-        'yellow',
-      )
-    else:
-      text, style = f'every output equals {other}', ''
+      ),
+      (count.ties, f'differ from {other} at a float tie', 'yellow'),
+    ]
+    text, style = f'every output equals {other}', ''
+    for number, how, colour in reversed(said):
+      if number:
+        text, style = f'{number} outputs {how}', colour
     lines.append(rich.text.Text(f'{name}: {text}', style))
   return lines

@@ -79,14 +79,9 @@ class Table:
 
     `part` is as in `rows.Row`.
     """
-    decoded = {x: conversations.batches(journal, x) for x in evaluation.methods}
     batches = {
-      name: [
-        batch
-        for place, batch in of_method.items()
-        if all(place in others for others in decoded.values())
-      ]
-      for name, of_method in decoded.items()
+      name: list(conversations.batches(journal, name).values())
+      for name in evaluation.methods
     }
     return cls(
       evaluation,

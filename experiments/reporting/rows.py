@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 import dataclasses
+import itertools
 from typing import Any
 
 from experiments.reporting import columns
@@ -278,15 +279,9 @@ class Mismatches:
 def first_difference(
   tokens: Sequence[int], baseline: Sequence[int]
 ) -> int | None:
-  """Returns the first index at which the two differ; None if they are equal.
-
-  If one is the beginning of the other, it is the length of the shorter one.
-  """
-  pairs = zip(tokens, baseline, strict=False)
-  shorter = min(len(tokens), len(baseline))
-  parting = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
-  longer = max(len(tokens), len(baseline))
-  return None if parting == longer else parting
+  """Returns the first index at which the two differ; None if they are equal."""
+  pairs = itertools.zip_longest(tokens, baseline)
+  return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
 
 
 def title(row: Row) -> str:

@@ -1,11 +1,6 @@
-"""The output of a benchmark: tables in the terminal, and benchmark.json."""
-
-import dataclasses
-import pathlib
-from typing import Any
+"""What the terminal shows of a benchmark."""
 
 from experiments.reporting import columns
-from experiments.reporting import result_file
 from experiments.reporting import tables
 from experiments.timing import benchmarking
 
@@ -14,24 +9,6 @@ _METHODS = (
   *('tokens_per_round', 'plain_rounds', 'draft_ms', 'verify_ms'),
   *('overhead_ms', 'overhead_percent', 'cost_ratio'),
 )
-
-
-def write(out: pathlib.PurePath, measured: benchmarking.Measured) -> None:
-  """Writes benchmark.json."""
-  result_file.write(out / 'benchmark.json', content(measured))
-
-
-def content(measured: benchmarking.Measured) -> dict[str, Any]:
-  """Returns what was measured, in JSON's types, and what follows from it.
-
-  `t_ratio` is t(n) / t(1). `loop_overhead_ms` is what the loop adds to a pass:
-  a round of autoregressive decoding, the median, less t(1).
-  """
-  base = measured.t_ms['1']
-  return dataclasses.asdict(measured) | {
-    't_ratio': {n: ms / base for n, ms in measured.t_ms.items()},
-    'loop_overhead_ms': measured.ar_round_ms - base,
-  }
 
 
 def show(measured: benchmarking.Measured) -> None:

@@ -131,7 +131,7 @@ class Speculative:
   verify_ms: float = columns.shown('the pass, ms', form='.2f')
   verify_ms_by_width: dict[str, float]
   overhead_ms: float = columns.shown('the rest, ms', form='.2f')
-  draft_percent: float  # of the sum of the three parts
+  # Of the sum of the three parts.
   overhead_percent: float = columns.shown('the rest, %', form='.1f')
   # A draft token (for a tree, a level) over a round without drafts.
   cost_ratio: float = columns.shown('c', form='.3f')
@@ -148,12 +148,12 @@ class Passes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-  """The measurements in benchmark.json; None means not measured.
-
-  `benchmark_report.content` adds a few more fields.
-  """
+  """The measurements in benchmark.json; None means not measured."""
 
   t_ms: dict[str, float]  # a pass of the target, by its number of tokens
+  t_ratio: dict[str, float]  # t(n) / t(1)
+  # What the loop adds to a pass: the median round, less t(1).
+  loop_overhead_ms: float
   ar_tokens_per_s: float  # prefill included, like the next
   transformers_tokens_per_s: float | None
   ar_ms_per_token: float  # without the prefill; the least
@@ -234,6 +234,8 @@ def measure(
   transformers_seconds = seconds.get(_PEER)
   return Measured(
     **vars(passes),
+    t_ratio={n: ms / passes.t_ms['1'] for n, ms in passes.t_ms.items()},
+    loop_overhead_ms=plain_times.plain_ms - passes.t_ms['1'],
     ar_tokens_per_s=count / seconds[_PLAIN],
     transformers_tokens_per_s=(
       count / transformers_seconds if transformers_seconds else None
@@ -290,7 +292,6 @@ def _speculative(
     )
     for by_width in (parts.verify_ms, rest_ms)
   )
-  parts_ms = draft_ms + verify_ms + overhead_ms
   num_drafts = method.drafter.num_draft_tokens
   return Speculative(
     name=name,
@@ -307,8 +308,7 @@ def _speculative(
     verify_ms=verify_ms,
     verify_ms_by_width=parts.verify_ms,
     overhead_ms=overhead_ms,
-    draft_percent=100 * draft_ms / parts_ms,
-    overhead_percent=100 * overhead_ms / parts_ms,
+    overhead_percent=100 * overhead_ms / (draft_ms + verify_ms + overhead_ms),
     # NoDraft has depth 0, and no draft whose cost could be stated.
     cost_ratio=draft_ms / max(method.drafter.depth, 1) / plain_ms,
   )

@@ -69,8 +69,14 @@ def times(
   """
   plain = dataclasses.replace(setup, method=_PLAIN)
   verify = setup.method.verify
-  draft_and_score, score = _loops(setup)
-  to_judge = functools.partial(loops_lib.to_judge, setup.decoder, setup.params)
+  draft_and_score, score, to_judge = (
+    functools.partial(loop, setup.decoder, setup.params)
+    for loop in (
+      loops_lib.drafted_rounds,
+      loops_lib.target_rounds,
+      loops_lib.to_judge,
+    )
+  )
   judge = functools.partial(loops_lib.judged_rounds, verify=verify)
   num_judged = _MORE * rounds
   widths = setup.decoder.widths
@@ -208,12 +214,3 @@ def by_drafts(by_width: Mapping[str, float], most_drafts: int) -> np.ndarray:
   return np.asarray(
     [by_width[str(cost.width_of(i, widths))] for i in range(most_drafts + 1)]
   )
-
-
-def _loops(setup):
-  """Returns loops of drafting and target passes, and of target passes alone."""
-  loops = loops_lib.drafted_rounds, loops_lib.target_rounds
-  draft_and_score, score = (
-    functools.partial(loop, setup.decoder, setup.params) for loop in loops
-  )
-  return draft_and_score, score

@@ -136,20 +136,13 @@ def test_a_full_disk_ends_a_run_with_one_line(story):
   assert _keys(story.files['full']) == _keys(story.files['killed'])
 
 
-def test_an_interruption_is_one_line_behind_the_table_so_far(story):
+def test_an_interruption_is_one_line(story):
   assert story.ended['interrupted'].code == 130
   lines = story.ended['interrupted'].err.splitlines()
   assert [line for line in lines if not _STEP.fullmatch(line)] == [
     'interrupted: run the same command again to continue'
   ]
-  title, *rows = story.ended['interrupted'].out.strip().splitlines()
-  found = re.fullmatch(
-    r'.*: (\d+) prompts?, .*; so far, out of 10 prompts', title
-  )
-  decoded = _keys(story.files['interrupted'])
-  of_ngram = [key for key in decoded if key[:2] == ('generation', 'ngram')]
-  assert int(found[1]) == len(of_ngram)
-  assert [row.split()[0] for row in rows[-2:]] == [*_METHODS]
+  assert story.ended['interrupted'].out == ''
   assert set(story.files['interrupted']) == {'journal.jsonl'}
   assert 12 <= len(_keys(story.files['interrupted'])) < len(_KEYS)
 
