@@ -45,48 +45,32 @@ LEGEND = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
-  """One draft token.
+  """One draft token, with its probabilities."""
 
-  Attributes:
-    node: its number in the draft, from 1.
-    parent: the node that it follows; 0 is the text so far.
-    text: the token as text.
-    draft_prob: its probability in the distribution that it was drawn from; None
-      for a point mass.
-    confidence: its probability under the drafter before warping, which no exact
-      rule reads; None if the drafter has none.
-    target_prob: its probability under the target.
-    keep_prob: the probability with which the rule keeps it, once it is tried;
-      None if it was not, or if noise shared with the drafter decides.
-    fate: one of the constants above.
-  """
-
-  node: int
-  parent: int
+  node: int  # its number in the draft, from 1
+  parent: int  # the node that it follows; 0 is the text so far
   text: str
+  # In the distribution that it was drawn from; None for a point mass.
   draft_prob: float | None
+  # Under the drafter before warping, which no exact rule reads, if known.
   confidence: float | None
   target_prob: float
+  # That the rule keeps it, once it is tried; None if it was not, or if noise
+  # shared with the drafter decides.
   keep_prob: float | None
-  fate: str
+  fate: str  # one of the constants above
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Next:
-  """The token that the target adds to the draft tokens that are kept.
-
-  Attributes:
-    text: the token as text.
-    origin: 'correction', 'bonus' or 'plain', a `specsample.Origin`.
-    prob: its probability in the distribution that it was drawn from; None at
-      temperature 0, where nothing is drawn.
-    source: that distribution, in words.
-  """
+  """The token that the target adds to the draft tokens that are kept."""
 
   text: str
-  origin: str
+  origin: str  # 'correction', 'bonus' or 'plain', a `specsample.Origin`
+  # In the distribution that it was drawn from; None at temperature 0, where
+  # nothing is drawn.
   prob: float | None
-  source: str
+  source: str  # that distribution, in words
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,16 +19,11 @@ from experiments.evaluation import evaluation as evaluation_lib
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-  """The prompts that have a turn, and what the model reads in it.
+  """The prompts that have a turn, and what the model reads in it."""
 
-  Attributes:
-    number: of the turn, from 0.
-    prompts: the numbers of the prompts, in ascending order.
-    tokens: the tokens of each of them, by method and sample.
-  """
-
-  number: int
-  prompts: Sequence[int]
+  number: int  # from 0
+  prompts: Sequence[int]  # their numbers, in ascending order
+  # The tokens of each of them, by method and sample.
   tokens: Mapping[tuple[str, int], Sequence[list[int]]]
 
 
@@ -43,11 +38,6 @@ def numbers(
   """Returns the numbers of the turns that are decoded, from 0."""
   longest = 1 + max(len(prompt.next_turns) for prompt in prompts)
   return range(min(longest, evaluation.max_turns or longest))
-
-
-def having(prompts: Sequence[prompts_lib.Prompt], turn: int) -> list[int]:
-  """Returns the numbers of the prompts that have a turn."""
-  return [i for i, one in enumerate(prompts) if len(one.next_turns) >= turn]
 
 
 def first(
@@ -66,7 +56,7 @@ def later(
   journal: journal_lib.Journal,
 ) -> Turn:
   """Returns a turn after the first; the journal holds all turns before it."""
-  there = having(prompts, number)
+  there = [i for i, x in enumerate(prompts) if len(x.next_turns) >= number]
   tokens = {}
   for name in evaluation.methods:
     answers = _answers(journal, name, number)

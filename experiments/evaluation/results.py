@@ -50,8 +50,6 @@ _ELSEWHERE = (
   *('part', 'benchmark', 'category', 'temperature', 'batch_size'),
   'speedup_ci95',
 )
-# The share of rounds without drafts above which a width for them pays.
-_MANY = 0.2
 
 
 def write(
@@ -131,9 +129,6 @@ def _shown(
   yield _heading(rows_lib.title(overall[0]))
   yield brief(rows)
   yield from rest_notes(overall)
-  methods = table.evaluation.methods.items()
-  widths = {name: method.drafter.widths for name, method in methods}
-  yield from width_notes(overall, widths)
   for part in parts(rows, with_intervals=False):
     yield part.caption + '\n'
     yield part
@@ -272,19 +267,6 @@ def rest_notes(rows: Sequence[Row]) -> list[str]:
   return [
     'A negative rest is noise: the parts of a round were timed separately from '
     'the whole.'
-  ]
-
-
-def width_notes(
-  rows: Sequence[Row], widths: Mapping[str, Sequence[int]]
-) -> list[str]:
-  """Returns a sentence for each drafter that should have another width."""
-  return [
-    f'{row.method}: {row.plain_rounds:.0%} of the rounds drafted nothing, but '
-    f'the target read {widths[row.method][-1] + 1} tokens in each: give the '
-    f'drafter widths = (0, {widths[row.method][-1]})'
-    for row in rows
-    if (row.plain_rounds or 0) > _MANY and 0 not in widths[row.method]
   ]
 
 

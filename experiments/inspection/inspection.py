@@ -30,19 +30,12 @@ _WEIGHTS = ('.safetensors', *huggingface.PICKLE_SUFFIXES)
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """The result of `inspect`.
-
-  Attributes:
-    path: the checkpoint's path.
-    what: the kind of checkpoint.
-    facts: lines, each a name and a value.
-    problem: why it cannot be loaded; None if it can.
-  """
+  """The result of `inspect`."""
 
   path: str
-  what: str
+  what: str  # the kind of checkpoint
   facts: Facts = ()
-  problem: str | None = None
+  problem: str | None = None  # why it cannot be loaded
 
   def lines(self) -> Iterator[str]:
     """Yields the lines of the report."""

@@ -17,19 +17,12 @@ _COLUMN = 'column'
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-  """A field of a record; its 95% interval, if any, is the field `<name>_ci95`.
+  """A field of a record; its interval, if any, is the field `<name>_ci95`."""
 
-  Attributes:
-    title: the heading.
-    meaning: a sentence for readers of the page.
-    form: a format specification of numbers.
-    unit: what follows a number, such as 'x'.
-  """
-
-  title: str
-  meaning: str = ''
-  form: str = ''
-  unit: str = ''
+  title: str  # the heading
+  meaning: str = ''  # a sentence for readers of the page
+  form: str = ''  # a format specification of numbers
+  unit: str = ''  # what follows a number, such as 'x'
 
 
 def shown(

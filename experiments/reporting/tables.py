@@ -36,18 +36,13 @@ class Table:
 
   A table that is wider than the terminal is printed in parts, one below the
   other, each with the first column and as many others as fit: nothing is cut.
-
-  Attributes:
-    headings: one per column.
-    rows: a cell per heading; the first one names the row.
-    caption, note: text above and below the table on the page.
-    meanings: what columns mean, by heading, for the page.
   """
 
   headings: Sequence[str]
-  rows: Sequence[Sequence[str]]
-  caption: str = ''
-  note: str = ''
+  rows: Sequence[Sequence[str]]  # a cell per heading; the first names the row
+  caption: str = ''  # above the table on the page
+  note: str = ''  # below it
+  # What columns mean, by heading, for the page.
   meanings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def __rich_console__(

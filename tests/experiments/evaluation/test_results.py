@@ -40,20 +40,6 @@ def test_a_category_has_a_cell_for_each_method_but_the_baseline():
   ]
 
 
-def test_rounds_that_read_more_than_they_drafted_are_named():
-  rows = [
-    _row('autoregressive', 'overall'),
-    _row('mine', 'overall', plain_rounds=0.5),
-    _row('few', 'overall', plain_rounds=0.1),
-    _row('ngram', 'overall', plain_rounds=0.5),
-  ]
-  widths = {'autoregressive': (0,), 'mine': (3,), 'few': (3,), 'ngram': (0, 7)}
-  assert results.width_notes(rows, widths) == [
-    'mine: 50% of the rounds drafted nothing, but the target read 4 tokens in '
-    'each: give the drafter widths = (0, 3)'
-  ]
-
-
 def test_values_that_look_wrong_are_explained():
   plain = _row('a', 'overall', overhead_ms=0.5, acceptance=0.6)
   assert results.rest_notes([plain]) == []
