@@ -4,9 +4,9 @@
   python -m experiments.compile_tpu --topology=v5e:4x4 --topology=v6e:4x4
   python -m experiments.compile_tpu --recipe=llama_70b
 
-Writes compile.json to --out, with an object per topology: whether the program
-fits, what its devices communicate, and its roofline. Exits with code 1 if a
-program does not fit.
+Prints and writes to compile.json in --out, for each topology, whether the
+program fits, what its devices communicate, and its roofline. Exits with code 1
+if a program does not fit.
 """
 
 # Only the wiring is here: experiments/tpu/ compiles and counts.
@@ -19,7 +19,10 @@ from absl import flags
 from experiments.command import cli
 from experiments.command import frame
 from experiments.command import progress
+from experiments.reporting import columns
 from experiments.reporting import files as reporting_files
+from experiments.reporting import result_file
+from experiments.reporting import tables
 from experiments.tpu import compilation
 from experiments.tpu import environment
 from experiments.tpu import topologies as topologies_lib
@@ -34,7 +37,7 @@ _TOPOLOGY = flags.DEFINE_multi_string(
 )
 _OUT = frame.out('compile.json')
 _DUMP_HLO = flags.DEFINE_string(
-  'dump_hlo', None, "Folder for the HLO of each topology's decoding loop."
+  'dump_hlo', None, "Folder for the HLO of each topology's round."
 )
 
 _DOES_NOT_FIT = 1
@@ -57,16 +60,16 @@ def main() -> None:
     for target in targets:
       one, text = compilation.run(target, setup, step)
       compiled.append(one)
-      reporting_files.write_json(
-        out / 'compile.json', [dataclasses.asdict(one) for one in compiled]
-      )
+      programs = list(map(dataclasses.asdict, compiled))
+      result_file.write(out / result_file.COMPILATION, {'programs': programs})
       if hlo and text is not None:
         name = target.topology.replace(':', '_')
         reporting_files.write(hlo / f'{name}.hlo', text.encode())
-  for one in compiled:
-    print(one.summary())
-  print(f'\ncompile.json is in {out}')
-  if not all(one.fits for one in compiled):
+  names = list(columns.of(compilation.Compiled))
+  tables.console().print(columns.table(compiled, names))
+  print(f'compile.json is in {out}')
+  if too_large := [one.topology for one in compiled if not one.fits]:
+    print(f'DOES NOT FIT: {", ".join(too_large)}')
     sys.exit(_DOES_NOT_FIT)
 
 

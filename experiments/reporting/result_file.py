@@ -16,7 +16,11 @@ from specsample import files
 SCHEMA = 5
 EVALUATION = 'result.json'
 GENERATION = 'generate.json'
-_NAMES = (EVALUATION, GENERATION, 'benchmark.json', 'certificate.json')
+COMPILATION = 'compile.json'
+_NAMES = (
+  *(EVALUATION, GENERATION, COMPILATION),
+  *('benchmark.json', 'certificate.json'),
+)
 
 
 def write(path: pathlib.PurePath, content: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Compilation of prefill and decoding loop for TPUs that are not attached.
+"""Compilation of prefill and round for TPUs that are not attached.
 
 Only shapes are needed: nothing is allocated and no weight is read.
 """
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.command import mesh as mesh_lib
-from experiments.tpu import hlo_counts
-from experiments.tpu import program as compiled_lib
+from experiments.reporting import columns
+from experiments.tpu import hlo
 from experiments.tpu import topologies as topologies_lib
 import specsample
 from specsample import checks
@@ -29,11 +29,13 @@ from specsample.drafters import trainable
 from specsample.drafters import wrapper
 from specsample.loop import decode
 from specsample.loop import request as request_lib
+from specsample.loop import step as step_lib
 from specsample.loop import stopping
 from specsample.models import int8
 from specsample.models import transformer
 from specsample.types import Drafter, Params, Verifier
 
+_GIB = 1 << 30
 # Finds how much memory a program needs (26.44G) in an error of the compiler.
 _NEEDED = re.compile(r'(?:temporaries \(|Used )([\d.]+)([KMGT]?)')
 _UNITS = {'': 1, 'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}
@@ -140,10 +142,49 @@ def on(
   return Target(topology=topology, chip=chip, mesh=mesh, request=request)
 
 
+def _column(title: str, form: str = '') -> Any:
+  return columns.shown(title, form=form, default=None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+  """What the compiler says about a topology: per device, and of one round.
+
+  The arguments are weights, caches and the rest of the state. If a program does
+  not fit, the sizes are those that it would need, as far as they are known, and
+  there is nothing else.
+  """
+
+  topology: str = columns.shown('topology')
+  mesh: dict[str, int]
+  fits: bool = columns.shown('fits')
+  hbm_gib: float = columns.shown('memory, GiB', form='.2f')
+  argument_gib: float = columns.shown('arguments, GiB', form='.2f')
+  # Of the round; the peak is the larger of the round's and the prefill's.
+  temporary_gib: float | None = _column('temporary, GiB', '.2f')
+  peak_gib: float | None = _column('peak, GiB', '.2f')
+  collectives: int | None = _column('collectives')
+  vocab_gathers: int | None = _column('vocabulary gathers')
+  host_transfers: int | None = _column('host transfers')
+  weight_copies: int | None = _column('copies of weights')
+  # As XLA counts them: one turn of each loop.
+  gflops: float | None = _column('GFLOPs', '.1f')
+  # With the cheapest branch of each conditional, then with the costliest.
+  least_gb_moved: float | None = _column('least GB moved', '.3f')
+  gb_moved: float | None = _column('GB moved', '.3f')
+  gb_sent: float | None = _column('GB sent', '.4f')
+  roofline_ms: float | None = _column('at least, ms', '.2f')
+  compile_seconds: float = columns.shown('compiled in, s', form='.0f')
+
+
+class _DoesNotFitError(Exception):
+  """Has the bytes of the arguments, and of the peak; None if it is unknown."""
+
+
 def run(
   target: Target, config: CompileTpu, step: Callable[[str], None]
-) -> tuple[compiled_lib.Compiled, str | None]:
-  """Compiles the prefill and the decoding loop; nothing is run.
+) -> tuple[Compiled, str | None]:
+  """Compiles the prefill and a round; nothing is run.
 
   Args:
     target: the topology and batch to compile for.
@@ -151,100 +192,59 @@ def run(
     step: called with a description of each program before it is compiled.
 
   Returns:
-    What is known about the programs, and the HLO of the loop; None instead of
+    What is known about the programs, and the HLO of the round; None instead of
     the HLO if the compiler cannot fit a program into memory.
   """
   start = time.perf_counter()
-  elapsed = lambda: round(time.perf_counter() - start, 1)
-  with jax.set_mesh(target.mesh), sharding.rules(config.rules):
-    params = _params(config)
-    step(f'{target.topology}: prefill')
-    axes = request_lib.axes(target.request)
-    request = _structs(target.request, sharding.of_tree(axes))
-    decode.check_rule(config.decoder, params, request)
-    lowered = decode._prefill.lower(config.decoder, params, request)
-    prefill = _compile(lowered, (params, request), target.chip)
-    if isinstance(prefill, _TooLarge):
-      return prefill.compiled(target, config, elapsed()), None
-    step(f'{target.topology}: decoding loop')
-    state = _structs(lowered.out_info, prefill.output_shardings)
-    lowered = decode._advance.lower(
-      config.decoder,
-      params,
-      state,
-      stopping.Stop().conditions(config.model.vocab_size),
-      jax.ShapeDtypeStruct((), jnp.int32),
-      None,
-    )
-    loop = _compile(lowered, (params, state), target.chip)
-    if isinstance(loop, _TooLarge):
-      return loop.compiled(target, config, elapsed()), None
-  seconds = elapsed()
-  text = loop.as_text()
-  counts = hlo_counts.count(text, config.model.vocab_size)
-  memory = loop.memory_analysis()
-  peak = max(_peak(memory), _peak(prefill.memory_analysis()))
-  compiled = compiled_lib.Compiled(
-    **_of(target, config),
-    argument_bytes=memory.argument_size_in_bytes,
-    temp_bytes=memory.temp_size_in_bytes,
-    peak_bytes=peak,
-    fits=peak <= target.chip.hbm_bytes,
-    collectives=[dataclasses.asdict(one) for one in counts.collectives],
-    host_transfers=counts.host_transfers,
-    vocab_all_gathers=counts.vocab_all_gathers,
-    flops_per_round=counts.flops,
-    bytes_per_round=counts.memory_bytes,
-    least_bytes_per_round=counts.least_memory_bytes,
-    weight_copies_per_round=counts.weight_copies,
-    roofline_seconds_per_round=target.chip.seconds(
-      counts.flops, counts.memory_bytes, counts.sent_bytes
-    ),
-    compile_seconds=seconds,
+  text = None
+  try:
+    with jax.set_mesh(target.mesh), sharding.rules(config.rules):
+      prefill_peak, program = _compile_both(target, config, step)
+    text = program.as_text()
+    found = _found(program, text, prefill_peak, target.chip, config)
+  except _DoesNotFitError as error:
+    argument_bytes, peak = error.args
+    found = {
+      'fits': False,
+      'argument_gib': argument_bytes / _GIB,
+      'peak_gib': None if peak is None else peak / _GIB,
+    }
+  compiled = Compiled(
+    topology=target.topology,
+    mesh=dict(target.mesh.shape),
+    hbm_gib=target.chip.hbm_bytes / _GIB,
+    compile_seconds=round(time.perf_counter() - start, 1),
+    **found,
   )
   return compiled, text
 
 
-def _of(target, config) -> dict[str, Any]:
-  """Returns the fields that say what was compiled, and for which devices."""
-  return {
-    'model': repr(config.model),
-    'weights': config.weights,
-    'drafter': repr(config.drafter),
-    'topology': target.topology,
-    'devices': target.mesh.size,
-    'mesh': dict(target.mesh.shape),
-    'batch_size': config.batch_size,
-    'max_length': config.max_length,
-    'num_draft_tokens': config.drafter.num_draft_tokens,
-    'hbm_bytes_per_device': target.chip.hbm_bytes,
-  }
+def _compile_both(target, config, step):
+  """Returns the peak memory of the prefill, and the compiled round."""
+  params = _params(config)
+  step(f'{target.topology}: prefill')
+  axes = request_lib.axes(target.request)
+  request = _structs(target.request, sharding.of_tree(axes))
+  decode.check_rule(config.decoder, params, request)
+  lowered = decode._prefill.lower(config.decoder, params, request)
+  prefill = _compile(lowered, (params, request), target.chip)
+  step(f'{target.topology}: round')
+  state = _structs(lowered.out_info, prefill.output_shardings)
+  stop = stopping.Stop().conditions(config.model.vocab_size)
 
+  def next_state(params, state, stop):
+    return step_lib.step(config.decoder, params, state, stop)[1]
 
-@dataclasses.dataclass(frozen=True)
-class _TooLarge:
-  """A program that needs more memory than a device has."""
-
-  argument_bytes: int
-  peak_bytes: int | None
-
-  def compiled(self, target, config, seconds):
-    peak = self.peak_bytes
-    return compiled_lib.Compiled(
-      **_of(target, config),
-      argument_bytes=self.argument_bytes,
-      temp_bytes=None if peak is None else peak - self.argument_bytes,
-      peak_bytes=peak,
-      fits=False,
-      compile_seconds=seconds,
-    )
+  lowered = jax.jit(next_state, donate_argnums=1).lower(params, state, stop)
+  compiled = _compile(lowered, (params, state), target.chip)
+  return _peak(prefill.memory_analysis()), compiled
 
 
 def _compile(lowered, arguments, chip):
   argument_bytes = files.bytes_per_device(arguments)
   if argument_bytes > chip.hbm_bytes:
     # The compiler would spend a long time looking for ways to save memory.
-    return _TooLarge(argument_bytes, None)
+    raise _DoesNotFitError(argument_bytes, None)
   try:
     return lowered.compile()
   except jax.errors.JaxRuntimeError as error:
@@ -252,7 +252,31 @@ def _compile(lowered, arguments, chip):
       raise
     needed = _NEEDED.search(str(error))
     peak = int(float(needed[1]) * _UNITS[needed[2]]) if needed else None
-    return _TooLarge(argument_bytes, peak)
+    raise _DoesNotFitError(argument_bytes, peak) from error
+
+
+def _found(compiled, text, prefill_peak, chip, config):
+  """Returns the fields of `Compiled` that a round's program has."""
+  memory = compiled.memory_analysis()
+  program = hlo.Program(text)
+  peak = max(_peak(memory), prefill_peak)
+  flops = compiled.cost_analysis()['flops']
+  moved, sent = program.memory_bytes(), program.sent_bytes()
+  return {
+    'fits': peak <= chip.hbm_bytes,
+    'argument_gib': memory.argument_size_in_bytes / _GIB,
+    'temporary_gib': memory.temp_size_in_bytes / _GIB,
+    'peak_gib': peak / _GIB,
+    'collectives': program.collectives(),
+    'vocab_gathers': program.vocab_gathers(config.model.vocab_size),
+    'host_transfers': program.host_transfers(),
+    'weight_copies': program.weight_copies(),
+    'gflops': flops / 1e9,
+    'least_gb_moved': program.memory_bytes(min) / 1e9,
+    'gb_moved': moved / 1e9,
+    'gb_sent': sent / 1e9,
+    'roofline_ms': 1e3 * chip.seconds(flops, moved, sent),
+  }
 
 
 def _peak(memory):

@@ -1,241 +1,294 @@
-"""A parser for the text of a compiled program.
+"""Counts of what one execution of a compiled program does, from its HLO.
 
-It reads what `jax.stages.Compiled.as_text` returns: the HLO of one device after
-all of XLA's passes. It keeps only what the counting in hlo_counts.py needs.
+XLA counts the operations itself (`Compiled.cost_analysis`), but its bytes are
+of no use for TPUs: these move weights piece by piece into on-chip memory ahead
+of time, and XLA counts the whole weight for each piece, and on-chip memory too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 import dataclasses
-import functools
+import logging
 import math
 import re
 
-_BYTES = {
-  **{name: 1 for name in ('pred', 's8', 'u8', 's4', 'u4', 's2', 'u2')},
-  **{name: 2 for name in ('s16', 'u16', 'f16', 'bf16')},
-  **{name: 4 for name in ('s32', 'u32', 'f32')},
-  **{name: 8 for name in ('s64', 'u64', 'f64', 'c64')},
-  'c128': 16,
-}
-_ARRAY = re.compile(r'([a-z]+[0-9]*[a-z0-9]*)\[([0-9,<=]*)\](\{[^{}]*\})?')
-_TILE = re.compile(r'T\(([0-9,]+)\)')
-_SPACE = re.compile(r'S\(([0-9]+)\)')
-_NAME = re.compile(r'%([\w.-]+)')
-_HEADER = re.compile(r'(ENTRY )?%?([\w.-]+) \(.*\{$')
+_logger = logging.getLogger(__name__)
+
+_COMPUTATION = re.compile(r'(ENTRY )?%?([\w.-]+) \(.*\{$')
+_INSTRUCTION = re.compile(
+  r' +(?P<root>ROOT )?%?(?P<name>[\w.-]+) = (?P<shapes>.*?) '
+  r'(?P<opcode>[a-z][\w-]*)\((?P<arguments>.*?)\)(?P<attributes>.*)'
+)
+_SHAPE = re.compile(r'\b([a-z]+\d*\w*)\[([\d,<=]*)\](?:\{([^{}]*)\})?')
+_SPACE = re.compile(r'S\((\d+)\)')
+_CALLED = re.compile(
+  r'\b(?:calls|condition|body|to_apply|branch_computations|true_computation|'
+  r'false_computation)=(\{[^}]*\}|%?[\w.-]+)'
+)
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_HOST_CALL = re.compile(r'custom_call_target="[^"]*([Hh]ost|[Cc]allback)')
+_HOST_SPACE = 5  # XLA's number for the memory of the host; HBM is 0
+_COLLECTIVES = (
+  *('all-gather', 'all-reduce', 'all-to-all', 'collective-broadcast'),
+  *('collective-permute', 'ragged-all-to-all', 'reduce-scatter'),
+)
+# They only name values, or run computations that are counted on their own.
+_FREE = (
+  *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'),
+  *('after-all', 'opt-barrier', 'partition-id', 'replica-id'),
+  *('while', 'call', 'conditional', 'async'),
+)
+_SLICES = ('slice', 'dynamic-slice', 'gather')
+_UPDATES = {'dynamic-update-slice': 1, 'scatter': 2}  # the update's operand
+# Copies of smaller weights and caches cost little.
+_LARGE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """One array; an instruction that returns a tuple has several shapes."""
+  """One array; an instruction that returns a tuple has several."""
 
   dtype: str
   dims: tuple[int, ...]
-  minor_to_major: tuple[int, ...] = ()
-  tile: tuple[int, ...] = ()  # of the most minor axes, which are padded to it
-  space: int = 0  # number of the memory: 0 is the device's large one (HBM)
+  layout: str  # the order and tiles of its axes
+  space: int  # number of the memory that holds it
 
   @property
   def size(self) -> int:
-    """Bytes of its elements."""
-    return self._itemsize * math.prod(self.dims)
-
-  @property
-  def padded_size(self) -> int:
-    """Bytes that it takes in memory, with the padding of its tiles."""
-    order = self.minor_to_major or range(len(self.dims))[::-1]
-    dims = [self.dims[axis] for axis in order]
-    for i, tile in enumerate(self.tile[::-1][: len(dims)]):
-      dims[i] = -(-dims[i] // tile) * tile
-    return self._itemsize * math.prod(dims)
-
-  @property
-  def layout(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The arrangement of its elements, whichever memory holds them."""
-    return self.minor_to_major, self.tile
-
-  @property
-  def _itemsize(self) -> int:
-    # Small floats (f8e4m3fn, ...) take a byte; tokens and opaque values, none.
-    return _BYTES.get(self.dtype, 1 if self.dtype.startswith('f8') else 0)
+    """Bytes of its elements; tokens and opaque values have none."""
+    bits = re.search(r'\d+', self.dtype)
+    itemsize = max(int(bits[0]) // 8, 1) if bits else self.dtype == 'pred'
+    return itemsize * math.prod(self.dims)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Instruction:
-  """One line of a computation."""
+  """One line; an asynchronous operation counts where it is done."""
 
-  name: str
   opcode: str
-  shapes: tuple[Shape, ...]  # of the result; a nested tuple is flattened
-  operands: tuple[str, ...]  # names of instructions of the same computation
+  is_root: bool
+  shapes: list[Shape]
   arguments: str  # the text in the parentheses
   attributes: str  # the text after them
-
-  def attribute(self, pattern: str) -> str:
-    """Returns a pattern's first group in the attributes, '' if not found."""
-    match = re.search(pattern, self.attributes)
-    return match[1] if match else ''
-
-  def called(self, attribute: str) -> tuple[str, ...]:
-    """Returns the names of the computations that an attribute holds."""
-    names = self.attribute(rf'\b{attribute}=(\{{[^}}]*\}}|%[\w.-]+)')
-    return tuple(_NAME.findall(names))
-
-  @property
-  def results(self) -> tuple[Shape, ...]:
-    """The arrays that the instruction makes.
-
-    The start of an asynchronous operation also lists its operands and contexts
-    in `shapes`; they are left out here.
-    """
-    count = len(self.operands)
-    match self.opcode:
-      case 'all-gather-start' | 'collective-permute-start':
-        return self.shapes[count : 2 * count]
-      case 'slice-start':
-        return self.shapes[1:2]
-      case 'copy-start':
-        return self.shapes[:1]
-    return self.shapes
-
-  @property
-  def size(self) -> int:
-    """Bytes of the elements of the result."""
-    return sum(shape.size for shape in self.shapes)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Computation:
-  """A function of the program, with its instructions in order."""
-
-  name: str
-  instructions: dict[str, Instruction]
-  root: Instruction
-
-  @functools.cached_property
-  def users(self) -> dict[str, list[Instruction]]:
-    """The instructions that read the result of each instruction."""
-    users: dict[str, list[Instruction]] = {
-      name: [] for name in self.instructions
-    }
-    for instruction in self.instructions.values():
-      for operand in dict.fromkeys(instruction.operands):
-        users[operand].append(instruction)
-    return users
-
-  @functools.cached_property
-  def parameters(self) -> dict[int, Instruction]:
-    """The parameters by their number."""
-    return {
-      int(instruction.arguments): instruction
-      for instruction in self.instructions.values()
-      if instruction.opcode == 'parameter'
-    }
-
-  def operands(self, instruction: Instruction) -> list[Instruction]:
-    """Returns the instructions whose results an instruction reads."""
-    return [self.instructions[name] for name in instruction.operands]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Module:
-  """A compiled program."""
-
-  computations: dict[str, Computation]
-  entry: Computation
-
-  def __getitem__(self, name: str) -> Computation:
-    return self.computations[name]
-
-
-def parse(text: str) -> Module:
-  """Parses a module."""
-  computations: dict[str, Computation] = {}
-  entry = None
-  name, is_entry = '', False
-  lines: list[str] = []
-  for line in text.splitlines():
-    header = _HEADER.match(line)
-    if header:
-      name, lines, is_entry = header[2], [], bool(header[1])
-    elif line.startswith('}'):
-      computations[name] = _computation(name, lines)
-      if is_entry:
-        entry = computations[name]
-    elif line.startswith(' ') and ' = ' in line:
-      lines.append(line)
-  if entry is None:
-    raise ValueError('this is not an HLO module: it has no ENTRY computation')
-  return Module(computations, entry)
-
-
-def _computation(name, lines):
-  instructions = {}
-  root = None
-  for line in lines:
-    instruction = _instruction(line)
-    instructions[instruction.name] = instruction
-    if line.lstrip().startswith('ROOT '):
-      root = instruction
-  # The root is not always last: instructions without users may follow it.
-  return Computation(name, instructions, root or instruction)
-
-
-def _instruction(line):
-  left, _, right = line.partition(' = ')
-  end = _end_of_word(right)
-  opcode, _, rest = right[end + 1 :].partition('(')
-  close = _end_of_parenthesis(rest)
-  arguments = rest[:close]
-  return Instruction(
-    name=left.split()[-1].lstrip('%'),
-    opcode=opcode,
-    shapes=tuple(_shapes(right[:end])),
-    operands=tuple(_NAME.findall(arguments)),
-    arguments=arguments,
-    attributes=rest[close + 1 :],
+  called: list[str]  # the computations that it runs
+  operands: list['Instruction']
+  # Who reads its result, and as which operand.
+  users: list[tuple['Instruction', int]] = dataclasses.field(
+    default_factory=list
   )
 
 
-def _end_of_word(text):
-  """Returns the index of the first space that is outside of all brackets."""
-  depth = 0
-  for i, character in enumerate(text):
-    if character in '({[':
-      depth += 1
-    elif character in ')}]':
-      depth -= 1
-    elif character == ' ' and depth == 0:
-      return i
-  return len(text)
+class Program:
+  """A compiled program, from the text of `jax.stages.Compiled.as_text`."""
+
+  def __init__(self, text: str):
+    self._computations: dict[str, list[Instruction]] = {}
+    found: dict[str, Instruction] = {}  # a name is used once in a program
+    for line in text.splitlines():
+      if header := _COMPUTATION.match(line):
+        inside = self._computations[header[2]] = []
+        if header[1]:
+          self._entry = header[2]
+      elif match := _INSTRUCTION.match(line):
+        found[match['name']] = one = _instruction(match, found)
+        inside.append(one)
+        for i, operand in enumerate(one.operands):
+          operand.users.append((one, i))
+
+  def collectives(self) -> int:
+    """Returns how many collectives the devices wait for."""
+    return self._sum(lambda one: one.opcode in _COLLECTIVES)
+
+  def sent_bytes(self) -> int:
+    """Returns the bytes that a device sends, if there are many devices.
+
+    An all-reduce sends its array twice, the other collectives once.
+    """
+
+    def sent(one):
+      if one.opcode not in _COLLECTIVES:
+        return 0
+      sources = one.operands if one.opcode == 'reduce-scatter' else [one]
+      arrays = [shape for source in sources for shape in source.shapes]
+      return (1 + (one.opcode == 'all-reduce')) * sum(x.size for x in arrays)
+
+    return self._sum(sent)
+
+  def vocab_gathers(self, vocab_size: int) -> int:
+    """Returns how often a device gets a whole vocabulary from the others.
+
+    Sums count too: a sum of parts that are zero elsewhere is a gather as well.
+    """
+
+    def is_gather(one):
+      return one.opcode in _COLLECTIVES and any(
+        math.prod(shape.dims[start:end]) == vocab_size
+        for shape in one.shapes
+        for start in range(len(shape.dims))
+        for end in range(start + 1, len(shape.dims) + 1)
+      )
+
+    return self._sum(is_gather)
+
+  def host_transfers(self) -> int:
+    """Returns how often values are exchanged with the host."""
+
+    def is_with_host(one):
+      if one.opcode == 'custom-call':
+        return bool(_HOST_CALL.search(one.attributes))
+      if one.opcode in ('copy', 'slice'):
+        shapes = one.shapes[0], one.operands[0].shapes[0]
+        return any(shape.space == _HOST_SPACE for shape in shapes)
+      return one.opcode in ('infeed', 'outfeed', 'recv', 'send')
+
+    return self._sum(is_with_host)
+
+  def weight_copies(self) -> int:
+    """Returns how often a weight or a cache is copied.
+
+    Counts copies, transposes and all-gathers of at least 1 MiB of arrays that
+    have the shape of an argument. A move to another memory in the same layout
+    is none, because TPUs read weights into on-chip memory ahead of time.
+    """
+    kept = {
+      tuple(sorted(shape.dims))
+      for one in self._computations[self._entry]
+      for shape in one.shapes
+      if one.opcode == 'parameter'
+    }
+
+    def is_copy(one):
+      if one.opcode not in ('copy', 'transpose', 'all-gather'):
+        return False
+      source, copied = one.operands[0].shapes[0], one.shapes[0]
+      is_move = one.opcode == 'copy' and (
+        source.space != copied.space and source.layout == copied.layout
+      )
+      is_kept = tuple(sorted(source.dims)) in kept
+      return is_kept and not is_move and copied.size >= _LARGE
+
+    def copies(one):
+      return one.opcode not in _FREE and any(map(is_copy, self._made(one)))
+
+    return self._sum(copies, fused=False)
+
+  def memory_bytes(self, pick: Callable[[Iterable[int]], int] = max) -> int:
+    """Returns the bytes that are read from and written to HBM, without padding.
+
+    If only a part of an array is read or written, only that part counts.
+
+    Args:
+      pick: which branch of a conditional counts.
+    """
+
+    def moved(one):
+      if one.opcode in _FREE or one.opcode.endswith(('-start', '-update')):
+        return 0
+      read = sum(self._read(one, i) for i in range(len(one.operands)))
+      written = sum(map(_written, self._made(one)))
+      return read + min(written, _stored(one))
+
+    return self._sum(moved, pick, fused=False)
+
+  def _sum(self, count, pick=max, *, fused=True) -> int:
+    """Returns the sum of a count over all instructions that are executed."""
+
+    def of(name):
+      return sum(count(one) + called(one) for one in self._computations[name])
+
+    def called(one):
+      if one.opcode == 'fusion' and not fused:
+        return 0
+      if one.opcode == 'conditional':
+        return pick(map(of, one.called))
+      return self._turns(one) * sum(map(of, one.called))
+
+    return of(self._entry)
+
+  def _turns(self, one) -> int:
+    """Returns how often an instruction runs what it calls.
+
+    A loop counts up from 0. It runs once if its end depends on values.
+    """
+    if one.opcode != 'while':
+      return 1
+    if known := _TRIP_COUNT.search(one.attributes):
+      return int(known[1])
+    condition = self._computations[one.called[0]]
+    ends = [x.arguments for x in condition if x.opcode == 'constant']
+    work = [x.opcode for x in condition if x.opcode not in (*_FREE, 'copy')]
+    if len(ends) == 1 and work == ['compare']:
+      return int(ends[0])
+    _logger.warning('how often a loop runs depends on values: it counts once')
+    return 1
+
+  def _made(self, one) -> Iterator[Instruction]:
+    """Yields what makes the results, in a fusion as well."""
+    if one.opcode == 'fusion':
+      inside = self._computations[one.called[0]]
+      yield from self._made(next(x for x in inside if x.is_root))
+    elif one.opcode in ('bitcast', 'tuple'):
+      for operand in one.operands:
+        yield from self._made(operand)
+    else:
+      yield one
+
+  def _read(self, user, index) -> int:
+    """Returns the bytes that an instruction reads of an operand in HBM."""
+    value = user.operands[index]
+    whole = _stored(value)
+    if user.opcode == 'fusion':
+      return min(whole, self._read_within(user, index))
+    if index == 0 and user.opcode in _SLICES:
+      return min(whole, sum(shape.size for shape in user.shapes))
+    if index == 0 and user.opcode in _UPDATES:
+      return 0
+    return whole
+
+  def _read_within(self, fusion, index) -> int:
+    (parameter,) = (
+      one
+      for one in self._computations[fusion.called[0]]
+      if one.opcode == 'parameter' and one.arguments == str(index)
+    )
+    return sum(self._read(*user) for user in parameter.users)
 
 
-def _end_of_parenthesis(text):
-  depth = 1
-  for match in re.finditer(r'[()]', text):
-    depth += 1 if match[0] == '(' else -1
-    if depth == 0:
-      return match.start()
-  return len(text)
+def _written(one) -> int:
+  update = _UPDATES.get(one.opcode)
+  return _stored(one if update is None else one.operands[update])
 
 
-def _shapes(text) -> Iterator[Shape]:
-  for dtype, dims, layout in _ARRAY.findall(text):
-    yield _shape(dtype, dims, layout)
+def _instruction(line, found) -> Instruction:
+  opcode, attributes = line['opcode'], line['attributes']
+  names = re.findall(r'%([\w.-]+)', line['arguments'])
+  operands = [found[name] for name in names]
+  if opcode.endswith('-done') and operands[0].opcode.endswith('-start'):
+    (start,) = operands
+    opcode, attributes = start.opcode.removesuffix('-start'), start.attributes
+    operands = start.operands
+  is_begun = opcode.endswith(('-start', '-update'))
+  called = ' '.join(_CALLED.findall(attributes))
+  return Instruction(
+    opcode=opcode,
+    is_root=line['root'] is not None,
+    shapes=[_shape(*one) for one in _SHAPE.findall(line['shapes'])],
+    arguments=line['arguments'],
+    attributes=attributes,
+    called=[] if is_begun else re.findall(r'[\w.-]+', called),
+    operands=operands,
+  )
 
 
-@functools.lru_cache(maxsize=4096)
-def _shape(dtype, dims, layout):
-  order, _, rest = layout.strip('{}').partition(':')
-  tile = _TILE.search(rest)
-  space = _SPACE.search(rest)
+def _shape(dtype, dims, layout) -> Shape:
+  space = _SPACE.search(layout)
   return Shape(
     dtype=dtype,
-    dims=_numbers(dims.replace('<=', '')),
-    minor_to_major=_numbers(order),
-    tile=_numbers(tile[1]) if tile else (),
+    dims=tuple(map(int, re.findall(r'\d+', dims))),
+    layout=_SPACE.sub('', layout),
     space=int(space[1]) if space else 0,
   )
 
 
-def _numbers(text):
-  return tuple(int(number) for number in text.split(',') if number)
+def _stored(one) -> int:
+  """Returns the bytes of an instruction's arrays that are in HBM."""
+  return sum(shape.size for shape in one.shapes if shape.space == 0)

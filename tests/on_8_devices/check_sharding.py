@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.tpu import hlo_counts
+from experiments.tpu import hlo
 import specsample
 from specsample import drafters
 from specsample import indexing
@@ -52,7 +52,7 @@ def decoder_of(model, rule=specsample.verify.chain):
   return specsample.Decoder(model, chain, rule)
 
 
-def counts_of_a_round(mesh, rule, model=MODEL):
+def compiled_loop(mesh, rule, model=MODEL):
   arguments, decoder = setup(mesh, model), decoder_of(model, rule)
   with jax.set_mesh(mesh):
     state = decode.prefill(
@@ -64,7 +64,7 @@ def counts_of_a_round(mesh, rule, model=MODEL):
     )
     stop = stopping.placed(specsample.Stop(), model)
     lowered = decode._advance.lower(decoder, arguments[0], state, stop, 8, None)
-  return hlo_counts.count(lowered.compile().as_text(), model.vocab_size)
+  return hlo.Program(lowered.compile().as_text())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +98,10 @@ class Sorting:
 )
 def test_no_round_gathers_a_vocabulary(rule, shape, explicit):
   mesh = sharding.make_mesh(*shape, explicit=explicit)
-  counts = counts_of_a_round(mesh, rule)
-  assert counts.collectives
-  assert counts.vocab_all_gathers == 0
-  assert counts.host_transfers == 0
+  program = compiled_loop(mesh, rule)
+  assert program.collectives()
+  assert program.vocab_gathers(MODEL.vocab_size) == 0
+  assert program.host_transfers() == 0
 
 
 @pytest.mark.parametrize('explicit', [True, False])
@@ -111,12 +111,14 @@ def test_no_round_gathers_a_vocabulary_that_has_one_factor_of_two(explicit):
   mesh = sharding.make_mesh(4, 2, explicit=explicit)
   with jax.set_mesh(mesh):
     assert sharding.is_divided(sharding.Axis('vocab', model.vocab_size))
-  assert counts_of_a_round(mesh, verify.chain, model).vocab_all_gathers == 0
+  program = compiled_loop(mesh, verify.chain, model)
+  assert program.vocab_gathers(model.vocab_size) == 0
 
 
 def test_a_rule_that_gathers_the_vocabulary_is_found():
   mesh = sharding.make_mesh(1, 8, explicit=False)
-  assert counts_of_a_round(mesh, Sorting()).vocab_all_gathers > 0
+  program = compiled_loop(mesh, Sorting())
+  assert program.vocab_gathers(MODEL.vocab_size) > 0
 
 
 @dataclasses.dataclass(frozen=True)
