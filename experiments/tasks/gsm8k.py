@@ -3,7 +3,6 @@
 Cobbe et al. 2110.14168, the 1,319 problems of the test split.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import decimal
 import re
@@ -11,19 +10,10 @@ from typing import ClassVar
 
 import gin
 
-from experiments.decoding import prompts as prompts_lib
-from experiments.tasks import extraction
 from experiments.tasks import source as source_lib
 from experiments.tasks import task
 
-_FIELDS = ('question', 'answer')
-_SHA256 = '3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14'
 _MARK = '####'  # before the number at the end of a reference
-_REQUEST = (
-  'Solve this problem step by step. End with "The answer is" and the number.'
-)
-# A plain model that keeps writing begins a problem of its own here.
-_STOPS = ('\nQuestion:',)
 # Thousands separators in LaTeX: 2{,}125 or 2\,125.
 _LATEX_COMMA = re.compile(r'(?<=\d)(?:\{,\}|\\[,!])(?=\d{3})')
 _SIGNS = re.compile(
@@ -67,35 +57,15 @@ _MARKED = re.compile(
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GSM8K:
+class GSM8K(task.Problems):
   """GSM8K, scored by the share of answers that give the reference's number."""
 
   name: ClassVar[str] = 'GSM8K'
-  score_names: ClassVar[tuple[str, ...]] = (task.ACCURACY,)
-
-  path: str | None = None  # None reads from the hub
-  revision: str | None = None  # of the hub's repository; None for the newest
-  chat: bool = False
-
-  def prompts(self) -> list[prompts_lib.Prompt]:
-    """Returns one zero-shot prompt per problem; its reference is a number."""
-    return [self._prompt(record) for record in self.source.read()]
-
-  def unscored(self) -> None:
-    """Returns None, because answers are always scored."""
-
-  def score(
-    self,
-    prompts: Sequence[prompts_lib.Prompt],
-    answers: Sequence[Sequence[str]],
-  ) -> list[task.Score]:
-    """Returns the accuracy, averaged over the samples of each prompt."""
-
-    def is_right(reference, answer):
-      given = number(extraction.final(answer, _STOPS, chat=self.chat))
-      return given == number(reference)
-
-    return [task.mean(task.ACCURACY, prompts, answers, is_right)]
+  plain: ClassVar[str] = 'Question: {}\nAnswer:'
+  request: ClassVar[str] = (
+    'Solve this problem step by step. End with "The answer is" and the number.'
+  )
+  stops: ClassVar[tuple[str, ...]] = ('\nQuestion:',)
 
   @property
   def source(self) -> source_lib.Source:
@@ -103,31 +73,23 @@ class GSM8K:
     return source_lib.Source(
       task=self.name,
       configurable='GSM8K',
-      fields=_FIELDS,
+      fields=('question', 'answer'),
       origin='it is test.jsonl of github.com/openai/grade-school-math',
       path=self.path,
       hub=source_lib.Subset('openai/gsm8k', 'main', 'test', self.revision),
-      sha256=_SHA256,
+      sha256='3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14',
     )
 
-  def _prompt(self, record):
-    values = record.values
-    _, mark, reference = values['answer'].rpartition(_MARK)
+  def _reference(self, record, answer):
+    _, mark, reference = answer.rpartition(_MARK)
     if not mark or number(reference) is None:
       raise self.source.error(
         f'line {record.line}: "answer" does not end with {_MARK} and a number'
       )
-    question = values['question'].strip()
-    text = f'Question: {question}\nAnswer:'
-    if self.chat:
-      text = f'{_REQUEST}\n\n{question}'
-    return prompts_lib.Prompt(
-      str(record.line),
-      prompts_lib.NO_CATEGORY,
-      text,
-      record.line,
-      reference.strip(),
-    )
+    return reference.strip()
+
+  def _is_right(self, reference, answer):
+    return number(answer) == number(reference)
 
 
 def number(answer: str) -> decimal.Decimal | None:

@@ -31,7 +31,7 @@ _REQUEST = (
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HumanEval:
+class HumanEval(task.Task):
   """HumanEval, scored by pass@k: the chance that any of k samples passes."""
 
   name: ClassVar[str] = 'HumanEval'
@@ -43,10 +43,6 @@ class HumanEval:
   chat: bool = False
   allow_code_execution: bool = False
   limits: sandbox.Limits = dataclasses.field(default_factory=sandbox.Limits)
-
-  def prompts(self) -> list[prompts_lib.Prompt]:
-    """Returns the problems; a reference is the tests and the call of them."""
-    return [self._prompt(record) for record in self.source.read()]
 
   def unscored(self) -> str | None:
     """Returns why generated code is not run; None if it is."""
@@ -111,14 +107,9 @@ class HumanEval:
       # The closing fence has to be on a line of its own.
       ended = text if text.endswith('\n') else f'{text}\n'
       text = _REQUEST.format(prompt=ended)
-    return prompts_lib.Prompt(
-      values['task_id'],
-      prompts_lib.NO_CATEGORY,
-      text,
-      record.line,
-      # The tests define a function `check`.
-      f'{values["test"]}\ncheck({values["entry_point"]})\n',
-    )
+    # The tests define a function `check`.
+    reference = f'{values["test"]}\ncheck({values["entry_point"]})\n'
+    return task.prompt(record, text, reference, values['task_id'])
 
   def _program(self, prompt, answer):
     name = prompt.reference.rpartition('check(')[2].removesuffix(')\n')

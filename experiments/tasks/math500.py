@@ -4,7 +4,6 @@ r"""MATH-500: competition problems whose answer is in a box of LaTeX.
 Lightman et al. 2305.20050.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import fractions
 import re
@@ -12,16 +11,9 @@ from typing import ClassVar
 
 import gin
 
-from experiments.decoding import prompts as prompts_lib
-from experiments.tasks import extraction
 from experiments.tasks import source as source_lib
 from experiments.tasks import task
 
-_REPOSITORY = 'HuggingFaceH4/MATH-500'
-_FIELDS = ('problem', 'answer')
-_REQUEST = r'Solve this problem step by step. End with the answer in \boxed{}.'
-# A plain model that keeps writing begins a problem of its own here.
-_STOPS = ('\nProblem:',)
 _BOX = re.compile(r'\\(?:boxed|fbox)\s*\{')
 _BRACE = re.compile(r'(?<!\\)[{}]')
 
@@ -53,65 +45,35 @@ _NUMBER = re.compile(
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MATH500:
+class MATH500(task.Problems):
   """MATH-500, scored by the share of boxed answers that are the reference's.
 
   Two answers are the same if `normalize` makes them the same.
   """
 
   name: ClassVar[str] = 'MATH-500'
-  score_names: ClassVar[tuple[str, ...]] = (task.ACCURACY,)
-
-  path: str | None = None  # None reads from the hub
-  revision: str | None = None  # of the hub's repository; None for the newest
-  chat: bool = False
-
-  def prompts(self) -> list[prompts_lib.Prompt]:
-    """Returns one zero-shot prompt per problem; its reference is LaTeX."""
-    return [self._prompt(record) for record in self.source.read()]
-
-  def unscored(self) -> None:
-    """Returns None, because answers are always scored."""
-
-  def score(
-    self,
-    prompts: Sequence[prompts_lib.Prompt],
-    answers: Sequence[Sequence[str]],
-  ) -> list[task.Score]:
-    """Returns the accuracy, averaged over the samples of each prompt."""
-
-    def is_right(reference, answer):
-      given = boxed(extraction.final(answer, _STOPS, chat=self.chat))
-      return given is not None and normalize(given) == normalize(reference)
-
-    return [task.mean(task.ACCURACY, prompts, answers, is_right)]
+  plain: ClassVar[str] = 'Problem: {}\nSolution:'
+  request: ClassVar[str] = (
+    r'Solve this problem step by step. End with the answer in \boxed{}.'
+  )
+  stops: ClassVar[tuple[str, ...]] = ('\nProblem:',)
 
   @property
   def source(self) -> source_lib.Source:
     """The data set."""
+    repository = 'HuggingFaceH4/MATH-500'
     return source_lib.Source(
       task=self.name,
       configurable='MATH500',
-      fields=_FIELDS,
-      origin=f'it is test.jsonl of huggingface.co/datasets/{_REPOSITORY}',
+      fields=('problem', 'answer'),
+      origin=f'it is test.jsonl of huggingface.co/datasets/{repository}',
       path=self.path,
-      hub=source_lib.Subset(
-        'HuggingFaceH4/MATH-500', None, 'test', self.revision
-      ),
+      hub=source_lib.Subset(repository, None, 'test', self.revision),
     )
 
-  def _prompt(self, record):
-    problem = record.values['problem'].strip()
-    text = f'Problem: {problem}\nSolution:'
-    if self.chat:
-      text = f'{_REQUEST}\n\n{problem}'
-    return prompts_lib.Prompt(
-      str(record.line),
-      prompts_lib.NO_CATEGORY,
-      text,
-      record.line,
-      record.values['answer'].strip(),
-    )
+  def _is_right(self, reference, answer):
+    given = boxed(answer)
+    return given is not None and normalize(given) == normalize(reference)
 
 
 def boxed(answer: str) -> str | None:

@@ -5,10 +5,9 @@ Zheng et al. 2306.05685, 80 conversations of two turns; Xia et al. 2401.07851,
 questions for acceptance and 1,536 per input length for throughput.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import dataclasses
 import reprlib
-from typing import ClassVar
 
 import gin
 
@@ -35,10 +34,8 @@ _PLACEHOLDER = 'FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Questions:
+class Questions(task.Task):
   """Questions without a score: all that were published, or some of them."""
-
-  score_names: ClassVar[tuple[str, ...]] = ()
 
   name: str
   source: source_lib.Source
@@ -63,15 +60,6 @@ class Questions:
     """Returns why answers are not scored."""
     return self.why_unscored
 
-  def score(
-    self,
-    prompts: Sequence[prompts_lib.Prompt],
-    answers: Sequence[Sequence[str]],
-  ) -> list[task.Score]:
-    """Returns no score."""
-    del prompts, answers
-    return []
-
   def _prompt(self, record):
     try:
       prompt = prompts_lib.of(
@@ -94,16 +82,13 @@ def mt_bench(*, path: str | None = None, chat: bool = True) -> Questions:
   """Returns MT-Bench from a file of its questions, in its eight categories."""
   return Questions(
     name='MT-Bench',
-    source=source_lib.Source(
-      task='MT-Bench',
-      configurable='mt_bench',
-      fields=(),
-      origin='download fastchat/llm_judge/data/mt_bench/question.jsonl of '
-      'github.com/lm-sys/FastChat' + _FORM,
-      path=path,
-      sha256=(
-        '119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7'
-      ),
+    source=_file(
+      'MT-Bench',
+      'mt_bench',
+      path,
+      'fastchat/llm_judge/data/mt_bench/question.jsonl of '
+      'github.com/lm-sys/FastChat',
+      '119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7',
     ),
     groups={name: name for name in _MT_BENCH},
     why_unscored='MT-Bench is scored by a judge, a model that is not run here',
@@ -116,22 +101,29 @@ def spec_bench(*, path: str | None = None, chat: bool = True) -> Questions:
   """Returns Spec-Bench from a file of its questions, in its six groups."""
   return Questions(
     name='Spec-Bench',
-    source=source_lib.Source(
-      task='Spec-Bench',
-      configurable='spec_bench',
-      fields=(),
-      origin='download data/spec_bench/question.jsonl of '
-      'github.com/hemingkx/Spec-Bench' + _FORM,
-      path=path,
-      sha256=(
-        '4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04'
-      ),
+    source=_file(
+      'Spec-Bench',
+      'spec_bench',
+      path,
+      'data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench',
+      '4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04',
     ),
     # MT-Bench's questions form one group.
     groups=dict.fromkeys(_MT_BENCH, 'mt_bench')
     | {name: name for name in _SPEC_BENCH},
     why_unscored='Spec-Bench measures speed, and has no score of answers',
     chat=chat,
+  )
+
+
+def _file(name, configurable, path, file, sha256) -> source_lib.Source:
+  return source_lib.Source(
+    task=name,
+    configurable=configurable,
+    fields=(),
+    origin=f'download {file}{_FORM}',
+    path=path,
+    sha256=sha256,
   )
 
 

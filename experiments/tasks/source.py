@@ -89,6 +89,10 @@ class Source:
     kept, _ = self._read()
     return kept
 
+  def texts(self, record: Record) -> list[str]:
+    """Returns a record's texts in the order of `fields`."""
+    return [record.values[name].strip() for name in self.fields]
+
   def provenance(self) -> Provenance:
     """Describes the data that `read` reads."""
     kept, left_out = self._read()

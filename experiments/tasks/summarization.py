@@ -6,7 +6,6 @@ example before each article of XSum, but do not print it; here it is the first
 of twelve articles of our own.
 """
 
-from collections.abc import Sequence
 import dataclasses
 from typing import ClassVar
 
@@ -29,7 +28,7 @@ _SPLITS = ('train', 'validation', 'test')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Summaries:
+class Summaries(task.Task):
   """A data set of articles and their summaries.
 
   The source has two fields, the article and its summary. With `one_shot` every
@@ -60,9 +59,9 @@ class Summaries:
       )
     begin = f'{self.request}\n\n' if self.chat else ''
     if self.one_shot is not None:
-      article, summary = _texts(self.one_shot, self.one_shot.read()[0])
+      article, summary = self.one_shot.texts(self.one_shot.read()[0])
       begin += f'{_ask(article)} {summary}\n\n'
-    return [self._prompt(begin, record) for record in kept]
+    return [self._article(begin, record) for record in kept]
 
   def unscored(self) -> str | None:
     """Returns why there is no ROUGE-2 score; None if there is one."""
@@ -72,47 +71,23 @@ class Summaries:
       return f'{_ROUGE} is left out ({error}): pip install rouge-score'
     return None
 
-  def score(
-    self,
-    prompts: Sequence[prompts_lib.Prompt],
-    answers: Sequence[Sequence[str]],
-  ) -> list[task.Score]:
-    """Returns the mean F1 over bigrams of stems; [] if `unscored`.
+  def _value(self, reference, answer):
+    """Returns F1 over bigrams of stems.
 
     The summary is a chat model's answer without its thoughts, or the first
     paragraph of what a plain model writes.
     """
-    if self.unscored():
-      return []
-    scorer = _scorer()
-    summary = extraction.spoken if self.chat else _first_paragraph
+    summary = extraction.final(answer.lstrip(), _STOPS, chat=self.chat)
+    return _scorer().score(reference, summary)['rouge2'].fmeasure
 
-    def f1(reference, answer):
-      return scorer.score(reference, summary(answer))['rouge2'].fmeasure
-
-    return [task.mean(_ROUGE, prompts, answers, f1)]
-
-  def _prompt(self, begin, record):
-    article, summary = _texts(self.source, record)
-    return prompts_lib.Prompt(
-      str(record.values.get('id', record.line)),
-      prompts_lib.NO_CATEGORY,
-      begin + _ask(article),
-      record.line,
-      summary,
-    )
+  def _article(self, begin, record):
+    article, summary = self.source.texts(record)
+    name = str(record.values.get('id', record.line))
+    return task.prompt(record, begin + _ask(article), summary, name)
 
   def _fits(self, record):
-    article, _ = _texts(self.source, record)
+    article, _ = self.source.texts(record)
     return self.max_words is None or len(article.split()) <= self.max_words
-
-
-def _texts(source, record):
-  return [record.values[name].strip() for name in source.fields]
-
-
-def _first_paragraph(text: str) -> str:
-  return extraction.cut(text.lstrip(), _STOPS)
 
 
 def _ask(article: str) -> str:

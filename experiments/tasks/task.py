@@ -1,16 +1,15 @@
-"""The protocol of a task: prompts, and how answers to them are scored."""
+"""Tasks: prompts, and how answers to them are scored."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
-from typing import Protocol
+from typing import ClassVar, TYPE_CHECKING
 
 import numpy as np
 
 from experiments.decoding import prompts as prompts_lib
 from experiments.reporting import intervals
+from experiments.tasks import extraction
 from experiments.tasks import source as source_lib
-
-ACCURACY = 'accuracy'  # the name of a share of right answers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,64 +21,112 @@ class Score:
   ci95: list[float] | None  # for prompts like these: `intervals.of_shares`
 
 
-class Task(Protocol):
+class Task:
   """A data set and its score, as a frozen dataclass.
 
   Making a task reads nothing and imports no optional package.
   """
 
-  @property
-  def name(self) -> str:
-    """The name that tables show."""
+  # The names that `score` may return, whether or not it does here.
+  score_names: ClassVar[tuple[str, ...]] = ()
 
-  @property
-  def chat(self) -> bool:
-    """Whether a prompt is one user turn of a chat."""
+  if TYPE_CHECKING:  # a field, a property or the same for all objects
 
-  @property
-  def source(self) -> source_lib.Source:
-    """The data that `prompts` reads."""
+    @property
+    def name(self) -> str:
+      """The name that tables show."""
 
-  @property
-  def score_names(self) -> tuple[str, ...]:
-    """The names that `score` may return, whether or not it does here."""
+    @property
+    def chat(self) -> bool:
+      """Whether a prompt is one user turn of a chat."""
+
+    @property
+    def source(self) -> source_lib.Source:
+      """The data that `prompts` reads."""
 
   def prompts(self) -> list[prompts_lib.Prompt]:
     """Returns all prompts."""
+    return [self._prompt(record) for record in self.source.read()]
 
   def unscored(self) -> str | None:
     """Returns why `score` returns nothing; None if it scores."""
+    return None
 
   def score(
     self,
     prompts: Sequence[prompts_lib.Prompt],
     answers: Sequence[Sequence[str]],
   ) -> list[Score]:
-    """Scores each prompt's samples, at least one each; [] if `unscored`."""
+    """Scores each prompt's samples, at least one each; [] if `unscored`.
+
+    By default this is the mean value of a prompt's samples, over all prompts.
+    """
+    if self.unscored():
+      return []
+    values = [
+      sum(self._value(str(prompt.reference), text) for text in samples)
+      / len(samples)
+      for prompt, samples in zip(prompts, answers, strict=True)
+    ]
+    return [average(self.score_names[0], values)]
+
+  def _prompt(self, record: source_lib.Record) -> prompts_lib.Prompt:
+    raise NotImplementedError
+
+  def _value(self, reference: str, answer: str) -> float:
+    """Returns what an answer is worth, from 0 to 1."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problems(Task):
+  """Problems with one right answer, scored by the share of right answers."""
+
+  score_names: ClassVar[tuple[str, ...]] = ('accuracy',)
+  # What a plain model reads, what a chat model is asked before the problem, and
+  # where a plain model that keeps writing begins a problem of its own.
+  plain: ClassVar[str]
+  request: ClassVar[str]
+  stops: ClassVar[tuple[str, ...]]
+
+  path: str | None = None  # None reads from the hub
+  revision: str | None = None  # of the hub's repository; None for the newest
+  chat: bool = False
+
+  def _prompt(self, record):
+    """Returns a zero-shot prompt."""
+    problem, answer = self.source.texts(record)
+    text = self.plain.format(problem)
+    if self.chat:
+      text = f'{self.request}\n\n{problem}'
+    return prompt(record, text, self._reference(record, answer))
+
+  def _reference(self, record, answer: str) -> str:
+    del record
+    return answer
+
+  def _value(self, reference, answer):
+    answer = extraction.final(answer, self.stops, chat=self.chat)
+    return self._is_right(reference, answer)
+
+  def _is_right(self, reference: str, answer: str) -> bool:
+    raise NotImplementedError
+
+
+def prompt(
+  record: source_lib.Record, text: str, reference: str, name: str = ''
+) -> prompts_lib.Prompt:
+  """Returns a record's prompt, named after its line by default."""
+  return prompts_lib.Prompt(
+    name or str(record.line),
+    prompts_lib.NO_CATEGORY,
+    text,
+    record.line,
+    reference,
+  )
 
 
 def average(name: str, values: Sequence[float]) -> Score:
   """Returns the mean of the prompts' own scores, which are from 0 to 1."""
   shares = np.asarray(values, np.float64)
   return Score(name, float(shares.mean()), intervals.of_shares(shares))
-
-
-def mean(
-  name: str,
-  prompts: Sequence[prompts_lib.Prompt],
-  answers: Sequence[Sequence[str]],
-  value: Callable[[str, str], float],
-) -> Score:
-  """Returns the mean value of answers, averaged over each prompt's samples.
-
-  Args:
-    name: the score's name.
-    prompts: their references are texts.
-    answers: the samples of each prompt.
-    value: (reference, answer) -> a value from 0 to 1.
-  """
-  values = [
-    sum(value(str(prompt.reference), text) for text in samples) / len(samples)
-    for prompt, samples in zip(prompts, answers, strict=True)
-  ]
-  return average(name, values)
