@@ -9,15 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from specsample.settings import is_count as is_count  # noqa: PLC0414
 from specsample.types import Drafter, Params
-
-
-def is_count(value: Any, least: int = 1) -> bool:
-  """Returns whether a value is an integer >= `least`; 2.0 and True are not."""
-  try:
-    return not isinstance(value, bool) and operator.index(value) >= least
-  except TypeError:
-    return False
 
 
 def is_drafter(name: str, value: Any) -> None:

@@ -23,6 +23,8 @@ from typing import Any, dataclass_transform, Protocol, TYPE_CHECKING
 import jax
 import numpy as np
 
+from specsample import settings
+
 Array = jax.Array
 # An argument that may still be on the host.
 ArrayLike = jax.Array | np.ndarray
@@ -416,7 +418,7 @@ else:
       return self._get(instance)
 
 
-class Drafter(abc.ABC):
+class Drafter(settings.Settings, abc.ABC):
   """A source of drafts, of up to `num_draft_tokens` tokens per row and round.
 
   Subclasses are frozen dataclasses of static configuration and work on a whole

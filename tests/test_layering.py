@@ -14,6 +14,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LAYERS = (
   # The modules of these packages have layers of their own.
   ('loading', 'loop', 'memory', 'vocabularies'),
+  ('settings',),
   ('types',),
   ('checks', 'cpu'),
   ('text.templates',),
