@@ -30,7 +30,7 @@ class _Size:
   num_nodes: Array  # [] int32, verified nodes
 
 
-class _OfSize(policy.Length):
+class _OfSize(policy.Policy):
   """Keeps the first nodes, as many as its state says."""
 
   reads_token = True

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import logging
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ from specsample import drafts
 from specsample import sharding
 from specsample import types
 from specsample import widths as widths_lib
-from specsample.drafters import settings
 from specsample.drafters import wrapper
 from specsample.policies import budget
 from specsample.policies import decision
@@ -35,6 +34,31 @@ class AdaptiveState:
   drafted: Array
   length: Array  # [B] int32, tokens before the round
   over: Array  # [B] bool, rows that emit no more tokens
+
+
+def check_pauses(name: str, value: Any) -> None:
+  """Raises ValueError unless a setting is a drafter that can sit out rounds."""
+  checks.is_drafter(name, value)
+  if not value.can_pause:
+    raise ValueError(
+      f'{name} is {type(value).__name__}, which cannot sit out a round: '
+      'give a drafter whose can_pause is True'
+    )
+
+
+def _check_policies(name, value):
+  if not isinstance(value, tuple) or not value:
+    raise ValueError(
+      f'{name} is {value!r}: give a tuple of policies, such as '
+      '(policies.SVIP(0.5),), or leave Adaptive out'
+    )
+  for policy in value:
+    checks.instance(
+      'a policy',
+      policy,
+      policy_lib.Policy,
+      'give an object, such as policies.SVIP(0.5)',
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,33 +87,19 @@ class Adaptive(wrapper.Wrapper):
       Empty means K alone: drafts that are cut are then only masked.
   """
 
-  drafter: Any
-  policies: Sequence[policy_lib.Policy]
-  # None becomes a tuple in __post_init__.
+  drafter: Annotated[Any, check_pauses]
+  policies: Annotated[Sequence[policy_lib.Policy], _check_policies]
+  # None becomes a tuple in `_check`.
   widths: Sequence[int] | None = None  # type: ignore[assignment]
 
-  def __post_init__(self):
-    """Raises ValueError if the drafter, policies or widths do not fit."""
-    settings.check_drafter('drafter', self.drafter)
+  def _check(self):
     if self.drafter.policies:
       raise ValueError(
         f'drafter is an {type(self.drafter).__name__}, which already has '
         'policies: pass all policies to one Adaptive'
       )
-    checks.has(
-      *('policies', self.policies, ('__iter__',)),
-      'give a tuple of policies, such as (policies.SVIP(0.5),)',
-    )
-    object.__setattr__(self, 'policies', tuple(self.policies))
-    if not self.policies:
-      raise ValueError('policies is empty: name one, or leave Adaptive out')
-    for policy in self.policies:
-      checks.has(
-        *('a policy', policy, ('passes',)),
-        'give an object, such as policies.SVIP(0.5)',
-      )
     most = self.num_draft_tokens
-    widths = self._ladder() if self.widths is None else tuple(self.widths)
+    widths = self._ladder() if self.widths is None else self.widths
     if widths != tuple(sorted(set(widths) & set(range(most + 1)))):
       what = 'the ladder is' if self.widths is None else 'widths are'
       raise ValueError(

@@ -4,7 +4,7 @@ Gemma 4 is published with one, called its assistant.
 """
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 from flax import nnx
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from specsample import checks
 from specsample import indexing
+from specsample import settings
 from specsample import sharding
 from specsample import types
 from specsample.drafters import heads
@@ -152,29 +153,32 @@ class Assistant(trainable.Trainable):
 
   kv_layers: tuple[int, ...]
   layer_config: Any
-  num_clusters: int = 0
-  num_best_clusters: int = 0
+  num_clusters: Annotated[int, settings.at_least(0)] = 0
+  num_best_clusters: Annotated[int, settings.at_least(0)] = 0
   query_offset: int = 0
-  own_unembedding: bool = True
+  draft_vocab_size: Annotated[
+    None,
+    settings.rule(
+      lambda x: x is None,
+      'None, because an assistant drafts from the whole vocabulary',
+    ),
+  ] = None
+  own_unembedding: Annotated[
+    bool,
+    settings.rule(bool, 'True, because the unembedding is its own'),
+  ] = True
   _network = _Network
 
-  def __post_init__(self):
-    """Raises ValueError for settings that do not fit each other."""
-    super().__post_init__()
+  def _check(self):
+    super()._check()
     shape = self.layer_config
     for name, value in (('model', self.model), ('layer_config', shape)):
       checks.has(
-        *(name, value, ('own_kv_layers', 'of_layer')),
+        name,
+        value,
+        ('own_kv_layers', 'of_layer'),
         'give a models.transformer.Transformer',
       )
-    checks.field(
-      *(self, 'draft_vocab_size', self.draft_vocab_size is None),
-      'None, because an assistant drafts from the whole vocabulary',
-    )
-    checks.field(
-      *(self, 'own_unembedding', self.own_unembedding),
-      'True, because the unembedding of an assistant is its own',
-    )
     of_target = self.model.own_kv_layers
     if not set(self.kv_layers).issubset(of_target):
       raise ValueError(
@@ -198,7 +202,6 @@ class Assistant(trainable.Trainable):
           f'numbers, but layer {layer} of the target has {found[0]} of '
           f'{found[1]}: give the drafter that was made for this target'
         )
-    checks.counts(self, ('num_clusters',), least=0)
     if not self.num_clusters:
       return
     if self.vocab_size % self.num_clusters:
@@ -207,11 +210,11 @@ class Assistant(trainable.Trainable):
         f'{self.vocab_size} tokens evenly: give the number that the drafter '
         'was trained with'
       )
-    checks.counts(self, ('num_best_clusters',))
-    checks.field(
-      *(self, 'num_best_clusters', self.num_best_clusters <= self.num_clusters),
-      f'an integer from 1 to {self.num_clusters}',
-    )
+    if not 1 <= self.num_best_clusters <= self.num_clusters:
+      raise ValueError(
+        f'num_best_clusters is {self.num_best_clusters}: give an integer from '
+        f'1 to {self.num_clusters}'
+      )
 
   @property
   def feature_layers(self) -> tuple[types.KeysAndValues, ...]:

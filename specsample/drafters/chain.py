@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from specsample import checks
 from specsample import sharding
 from specsample import types
-from specsample.drafters import settings
+from specsample.drafters import fields
 from specsample.drafters import steps
 from specsample.drafters import trainable
 from specsample.types import Array, Model, Params
@@ -178,12 +178,10 @@ class OfTwoModels(OverModel):
   """
 
   model: Any  # a types.Model
-  num_draft_tokens: int
+  num_draft_tokens: fields.DraftLength
 
-  def __post_init__(self):
-    """Raises ValueError unless given a draft model and a K of at least 1."""
+  def _check(self):
     checks.draft_model(self.model)
-    settings.check_num_draft_tokens(self.num_draft_tokens)
 
   @property
   def vocab_size(self) -> int:

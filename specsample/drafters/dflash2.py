@@ -9,13 +9,15 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from specsample import checks
 from specsample import indexing
+from specsample import settings
 from specsample import sharding
 from specsample import types
 from specsample.drafters import dflash
+from specsample.drafters import dflash_network
 from specsample.drafters import group_conv
 from specsample.drafters import lattice as lattice_lib
+from specsample.drafters import vocabulary
 from specsample.models import layers
 from specsample.types import Array, Params
 
@@ -62,7 +64,7 @@ class _Selector(nnx.Module):
     return gates.astype(jnp.float32)[..., None, :] * found.astype(jnp.float32)
 
 
-class _Network(dflash.Network):
+class _Network(dflash_network.Network):
   def __init__(self, config, keys):
     super().__init__(config, keys)
     self.selector = _Selector(config, keys)
@@ -123,44 +125,34 @@ class DFlash2(dflash.DFlash):
     input_embedding_scale: factor of the block's embeddings, the mask's too.
   """
 
-  conv_group_size: int = 16
-  conv_kernel_size: int = 2
-  selector_rank: int = 256
-  selector_top_k: int = 16
-  output_multiplier: float = 1.0
-  final_logit_softcapping: float | None = None
-  input_embedding_scale: float = 1.0
+  conv_group_size: settings.Count = 16
+  conv_kernel_size: settings.Count = 2
+  selector_rank: settings.Count = 256
+  selector_top_k: settings.Count = 16
+  output_multiplier: settings.Positive = 1.0
+  final_logit_softcapping: settings.Positive | None = None
+  input_embedding_scale: settings.Positive = 1.0
   _network = _Network
 
-  def __post_init__(self):
-    """Raises ValueError if a setting does not fit; see `DFlash`."""
-    super().__post_init__()
+  def _check(self):
+    super()._check()
     if self.drafts_from_pending:
       raise ValueError(
         'drafts_from_pending is True, but DFlash2 reads draft i at mask i: '
         'leave it False'
       )
-    dim, group = self.model.dim, self.conv_group_size
-    if not checks.is_count(group) or dim % group:
+    if self.model.dim % self.conv_group_size:
       raise ValueError(
-        f'conv_group_size is {group!r}: give a divisor of {dim}, the size of '
-        "the target's vectors"
+        f'conv_group_size is {self.conv_group_size}: give a divisor of '
+        f"{self.model.dim}, the size of the target's vectors"
       )
-    checks.counts(self, ('conv_kernel_size', 'selector_rank'))
     size = self.draft_vocab_size or self.vocab_size
-    top_k = self.selector_top_k
-    if not checks.is_count(top_k) or top_k > size:
+    if self.selector_top_k > size:
       raise ValueError(
-        f'selector_top_k is {top_k!r}: give at least 1 and at most {size}, the '
+        f'selector_top_k is {self.selector_top_k}: give at most {size}, the '
         'number of tokens that are drafted'
       )
-    for name in ('output_multiplier', 'input_embedding_scale'):
-      checks.field(self, name, getattr(self, name) > 0, 'a number above 0')
     cap = self.final_logit_softcapping
-    checks.field(
-      *(self, 'final_logit_softcapping', cap is None or cap > 0),
-      'a number above 0, or None',
-    )
     if cap is not None and self._target_softcap not in (None, cap):
       raise ValueError(
         f"final_logit_softcapping is {cap}, but the target's unembedding caps "
@@ -170,8 +162,7 @@ class DFlash2(dflash.DFlash):
   @property
   def _target_softcap(self):
     """That of the unembedding that `logits` reads."""
-    of = self.layer_config if self.own_unembedding else self.model
-    return getattr(of, 'logit_softcap', None)
+    return vocabulary.softcap_of(self)
 
   def capped(self, logits: Array) -> Array:
     """Returns U, given logits [..., V'] from the unembedding."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from specsample import checks
 from specsample.drafters import chain
-from specsample.drafters import settings
+from specsample.drafters import fields
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
 from specsample.models import decoder_layer
@@ -47,20 +47,11 @@ class DraftModel(chain.OverModel, trainable.Trainable):
   layers: Sequence[int]
   _network = _Network
 
-  def __post_init__(self):
-    """Raises ValueError for layers the target lacks, or recurrent ones.
-
-    See also `Trainable`.
-    """
-    super().__post_init__()
-    if not hasattr(self.model, 'num_kv_heads'):
-      raise ValueError(
-        'a draft model starts as layers of the target, but the target is '
-        f'{self.model}: choose a target of the Llama family'
-      )
-    of_target = settings.check_layers(self.layers, self.model.num_layers)
-    object.__setattr__(self, 'layers', of_target)
-    checks.draft_model(self.model.keep_layers(of_target))
+  def _check(self):
+    super()._check()
+    fields.check_shape(self)
+    fields.check_layers(self.layers, self.model.num_layers)
+    checks.draft_model(self.model.keep_layers(self.layers))
 
   @property
   def reads_prompt(self) -> bool:

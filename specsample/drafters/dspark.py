@@ -7,16 +7,17 @@ it.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from specsample import checks
 from specsample import indexing
+from specsample import settings
 from specsample import sharding
 from specsample.drafters import dflash
+from specsample.drafters import dflash_network
 from specsample.drafters import steps
 from specsample.models import layers
 from specsample.types import Array, Params
@@ -104,7 +105,7 @@ class _Markov(nnx.Module):
     )
 
 
-class _Network(dflash.Network):
+class _Network(dflash_network.Network):
   def __init__(self, config, keys):
     super().__init__(config, keys)
     num_tokens = config.model.vocab_size
@@ -146,23 +147,10 @@ class DSpark(dflash.DFlash):
     head: the kind of the head, one of `HEADS`.
   """
 
-  rank: int = 256
-  reads_all_tokens: bool = False
-  head: str = 'vanilla'
+  rank: settings.Count = 256
+  reads_all_tokens: settings.Flag = False
+  head: Annotated[str, settings.one_of(*HEADS)] = 'vanilla'
   _network = _Network
-
-  def __post_init__(self):
-    """Raises ValueError for no rank or an unknown head; see `DFlash`."""
-    super().__post_init__()
-    if not checks.is_count(self.rank):
-      raise ValueError(
-        f'rank is {self.rank!r}: give at least 1, or use DFlash, which has no '
-        'term with a rank'
-      )
-    if self.head not in HEADS:
-      raise ValueError(
-        f'head is {self.head!r}: give one of {", ".join(map(repr, HEADS))}'
-      )
 
   def initial_state(self, params: Params, pending: Array) -> Array | None:
     """See `DFlash`: zeros [..., rank] for an RNN."""
@@ -213,11 +201,6 @@ class DSpark(dflash.DFlash):
     return jax.nn.sigmoid(logits)
 
   def lattice(self, params, tokens, length, state, num_candidates):
-    """See `DFlash`.
-
-    Raises:
-      ValueError: the head is an RNN.
-    """
     if self.head == 'rnn':
       raise ValueError(
         "head is 'rnn', after which a token depends on all those before it, "

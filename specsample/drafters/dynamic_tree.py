@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specsample import checks
 from specsample import drafts
 from specsample import indexing
+from specsample import settings
 from specsample import sharding
-from specsample.drafters import settings
+from specsample.drafters import fields
 from specsample.drafters import signals as signals_lib
 from specsample.drafters import steps
 from specsample.drafters import wrapper
@@ -36,15 +36,11 @@ class DynamicTree(wrapper.Wrapper):
   """
 
   drafter: Any  # a steps.Steps
-  num_draft_tokens: int
-  width: int = 10
+  num_draft_tokens: fields.DraftLength
+  width: settings.Count = 10
 
-  def __post_init__(self):
-    """Raises ValueError if no such tree can be drafted."""
+  def _check(self):
     steps.check_branches(self.drafter)
-    settings.check_num_draft_tokens(self.num_draft_tokens)
-    if not checks.is_count(self.width):
-      raise ValueError(f'width is {self.width!r}: continue at least 1 path')
     most = self.width + (self.depth - 1) * self.width**2
     if self.num_draft_tokens > most:
       raise ValueError(

@@ -9,8 +9,10 @@ import dataclasses
 from flax import nnx
 import jax.numpy as jnp
 
+from specsample import settings
 from specsample.drafters import feature_chain
 from specsample.drafters import feature_norms
+from specsample.drafters import fields
 from specsample.drafters import vocabulary
 from specsample.models import attention
 from specsample.models import layers
@@ -52,7 +54,7 @@ def _norm(shape, count=1):
 class _Eagle(nnx.Module):
   def __init__(self, config, keys):
     dim = config.model.dim
-    self.project = feature_chain.Joined(2, dim, config.bias, keys)
+    self.project = feature_norms.Joined(2, dim, config.bias, keys)
     self.layer = _Layer(config.shape, keys, dim)
     self.vocabulary = vocabulary.make(config)
 
@@ -72,7 +74,7 @@ class Eagle(feature_chain.FeatureChain):
   goes through one layer of the target's shape.
   """
 
-  bias: bool = True
+  bias: settings.Flag = True
   _network = _Eagle
 
   def features(
@@ -93,7 +95,7 @@ class Eagle3Network(nnx.Module):
     self.joint_norm = (
       _norm(shape, num_features) if config.has_joint_norm else None
     )
-    self.project = feature_chain.Joined(num_features, dim, False, keys)
+    self.project = feature_norms.Joined(num_features, dim, False, keys)
     self.embedding_norm = _norm(shape)
     self.feature_norm = _norm(shape)
     self.layer = _Layer(shape, keys, 2 * dim)
@@ -141,20 +143,19 @@ class Eagle3(feature_chain.FeatureChain):
   """
 
   feature_layers: tuple[int, ...] = ()
-  has_feature_norms: bool = False
-  has_joint_norm: bool = False
-  norm_before_residual: bool = False
-  feeds_back_normed: bool = False
+  has_feature_norms: settings.Flag = False
+  has_joint_norm: settings.Flag = False
+  norm_before_residual: settings.Flag = False
+  feeds_back_normed: settings.Flag = False
   _network = Eagle3Network
 
-  def __post_init__(self):
-    """Fills in the layers; raises ValueError for layers the target lacks."""
-    if not self.feature_layers and hasattr(self.model, 'num_layers'):
+  def _check(self):
+    super()._check()
+    if not self.feature_layers:
       size = self.model.num_layers
       chosen = (1, size // 2 - 1, size - 4)
+      fields.check_features(chosen, size)
       object.__setattr__(self, 'feature_layers', chosen)
-    object.__setattr__(self, 'feature_layers', tuple(self.feature_layers))
-    super().__post_init__()
 
   def features(
     self, params: Params, hidden: Array, of_layers: tuple[Array, ...]
@@ -169,4 +170,4 @@ class Eagle3(feature_chain.FeatureChain):
         self.model, target_params, self.feature_layers
       )
       params |= {'feature_norms': norms}
-    return feature_chain.with_norm_of(self.model, params, target_params)
+    return feature_norms.with_norm_of(self.model, params, target_params)

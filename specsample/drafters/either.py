@@ -12,10 +12,10 @@ import jax.numpy as jnp
 
 from specsample import drafts
 from specsample import indexing
+from specsample import settings
 from specsample import sharding
 from specsample import types
 from specsample.drafters import adaptive
-from specsample.drafters import settings
 from specsample.drafters import suffix
 from specsample.memory import store as store_lib
 from specsample.policies import fixed
@@ -58,28 +58,23 @@ class Either(Drafter):
 
   remembered: Any
   trained: Any
-  prior_kept: float = 0.7
-  decay: float = 0.9
+  prior_kept: settings.NotNegative = 0.7
+  decay: settings.Share = 0.9
 
-  def __post_init__(self):
-    """Raises ValueError unless given a Suffix and a drafter."""
+  def _check(self):
     if not isinstance(self.remembered, suffix.Suffix):
       raise ValueError(
         f'remembered is {type(self.remembered).__name__}: give a Suffix, which '
         'says how many of its tokens it expects to be kept'
       )
-    inner = self.trained
-    if isinstance(inner, adaptive.Adaptive):
-      inner = inner.drafter
-    settings.check_drafter('trained', inner)
-    if inner is self.trained:
-      always = fixed.Fixed(inner.depth)
-      trained = adaptive.Adaptive(drafter=inner, policies=(always,))
+    trained = self.trained
+    if not isinstance(trained, adaptive.Adaptive):
+      adaptive.check_pauses('Either.trained', trained)
+      always = fixed.Fixed(trained.depth)
+      trained = adaptive.Adaptive(drafter=trained, policies=(always,))
       object.__setattr__(self, 'trained', trained)
-    trained = self.trained.with_most_kept(self.depth)
+    trained = trained.with_most_kept(self.depth)
     object.__setattr__(self, 'trained', trained)
-    settings.check_range('prior_kept', self.prior_kept, 0, 1e3)
-    settings.check_range('decay', self.decay, 0, 1)
 
   @property
   def num_draft_tokens(self) -> int:

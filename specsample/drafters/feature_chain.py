@@ -12,18 +12,16 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any, ClassVar
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import settings
 from specsample import sharding
 from specsample import types
-from specsample.drafters import feature_norms
-from specsample.drafters import settings
+from specsample.drafters import fields
 from specsample.drafters import trainable
 from specsample.models import cache as cache_lib
 from specsample.models import int8
-from specsample.models import layers
 from specsample.models import masks
 from specsample.types import Array, Params
 
@@ -92,24 +90,23 @@ class FeatureChain(trainable.Trainable, abc.ABC):
   """
 
   layer_config: Any = None
-  most_kept: int | None = None
+  most_kept: settings.Count | None = None
   # Whether `shape` keeps latent attention and experts; if not, layers have keys
   # and values and one feed-forward.
   _is_of_its_kind: ClassVar[bool] = False
 
-  def __post_init__(self):
-    """Raises ValueError for layers that cannot be made."""
-    super().__post_init__()
-    settings.check_shape(self)
+  def _check(self):
+    super()._check()
+    fields.check_shape(self)
     if self.feature_layers:
-      settings.check_features(self.feature_layers, self.model.num_layers)
+      fields.check_features(self.feature_layers, self.model.num_layers)
 
   @property
   def shape(self) -> Any:
     """The configuration that gives the shape of the layers."""
-    shape = self.model if self.layer_config is None else self.layer_config
-    of_kind = settings.alike if self._is_of_its_kind else settings.plain_shape
-    return of_kind(shape)
+    if self._is_of_its_kind:
+      return fields.alike(self.layer_config or self.model)
+    return super().shape
 
   @property
   def window(self) -> int | None:
@@ -441,39 +438,6 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       dtype=jnp.dtype(dtype).name,
     )
     return layers.init_cache(batch_size, max_length, max_new)
-
-
-class Joined(nnx.Module):
-  """A linear map from `count` concatenated vectors [n, D] to one vector."""
-
-  def __init__(self, count: int, dim: int, bias: bool, keys):
-    self.axis = sharding.Axis('mlp', count * dim)
-    self.linear = layers.Linear(
-      count * dim,
-      dim,
-      axes=(self.axis, None),
-      bias=bias,
-      keys=keys,
-      dtype=jnp.float32,
-    )
-
-  def __call__(self, *vectors: Array) -> Array:
-    joined = jnp.concatenate(vectors, axis=1)
-    return self.linear(sharding.constrain(joined, 'batch', self.axis))
-
-
-def with_norm_of(
-  model: Any, params: Params, target_params: Params, offset: float = 0.0
-) -> Params:
-  """Returns a drafter's parameters with the last norm of its target, `model`.
-
-  They are unchanged if the target's parameters are not given. `offset` is what
-  the drafter adds to its norm's parameter.
-  """
-  if target_params is None:
-    return params
-  scale = feature_norms.scale_of(model, target_params['norm']) - offset
-  return params | {'norm': {'scale': scale}}
 
 
 def _behind_drafts(tokens, length, drafted, index):

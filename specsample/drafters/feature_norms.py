@@ -13,6 +13,7 @@ from typing import Any
 from flax import nnx
 import jax.numpy as jnp
 
+from specsample import sharding
 from specsample.models import layers
 from specsample.types import Array, Params
 
@@ -32,11 +33,44 @@ class FeatureNorms(nnx.Module):
     return [norm(x) for norm, x in zip(self.norms, features, strict=True)]
 
 
+class Joined(nnx.Module):
+  """A linear map from `count` concatenated vectors [n, D] to one vector."""
+
+  def __init__(self, count: int, dim: int, bias: bool, keys):
+    self.axis = sharding.Axis('mlp', count * dim)
+    self.linear = layers.Linear(
+      count * dim,
+      dim,
+      axes=(self.axis, None),
+      bias=bias,
+      keys=keys,
+      dtype=jnp.float32,
+    )
+
+  def __call__(self, *vectors: Array) -> Array:
+    joined = jnp.concatenate(vectors, axis=1)
+    return self.linear(sharding.constrain(joined, 'batch', self.axis))
+
+
 def scale_of(model: Any, norm: Params) -> Array:
   """Returns the factor [D] float32 that a norm of a model multiplies by."""
   return getattr(model, 'norm_offset', 0) + jnp.array(
     norm['scale'], jnp.float32
   )
+
+
+def with_norm_of(
+  model: Any, params: Params, target_params: Params, offset: float = 0.0
+) -> Params:
+  """Returns a drafter's parameters with the last norm of its target, `model`.
+
+  They are unchanged if the target's parameters are not given. `offset` is what
+  the drafter adds to its norm's parameter.
+  """
+  if target_params is None:
+    return params
+  scale = scale_of(model, target_params['norm']) - offset
+  return params | {'norm': {'scale': scale}}
 
 
 def of_readers(

@@ -8,7 +8,7 @@ import numpy as np
 
 from specsample import sharding
 from specsample import types
-from specsample.drafters import settings
+from specsample.drafters import fields
 from specsample.types import (
   Array,
   ArrayLike,
@@ -34,11 +34,7 @@ class Given(Drafter):
   depend on the tokens so far, but on nothing that the target will draw.
   """
 
-  num_draft_tokens: int
-
-  def __post_init__(self):
-    """Raises ValueError unless K is an integer of at least 1."""
-    settings.check_num_draft_tokens(self.num_draft_tokens)
+  num_draft_tokens: fields.DraftLength
 
   @property
   def widths(self) -> tuple[int, ...]:

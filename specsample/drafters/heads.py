@@ -13,10 +13,9 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from specsample import checks
+from specsample import settings
 from specsample import sharding
 from specsample import types
-from specsample.drafters import settings
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary as vocabulary_lib
 from specsample.models import int8
@@ -126,17 +125,11 @@ class Heads(trainable.Trainable, abc.ABC):
       Hydra's first layer.
   """
 
-  num_layers: int = 1
-  shares_blocks: bool = False
+  num_layers: settings.Count = 1
+  shares_blocks: settings.Flag = False
 
-  def __post_init__(self):
-    """Refuses heads without layers; see also `Trainable`."""
-    super().__post_init__()
-    if not checks.is_count(self.num_layers):
-      raise ValueError(
-        f'num_layers is {self.num_layers!r}: a head has at least 1 layer'
-      )
-    settings.check_flag('shares_blocks', self.shares_blocks)
+  def _check(self):
+    super()._check()
     if self.own_unembedding and self.draft_vocab_size is not None:
       raise ValueError(
         f'draft_vocab_size is {self.draft_vocab_size}, but heads with '

@@ -4,17 +4,17 @@ Ankner et al., 2402.05109 (Hydra and Hydra++), as a chain.
 """
 
 import dataclasses
-import math
 from typing import Any
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import settings
 from specsample import sharding
+from specsample.drafters import fields
 from specsample.drafters import heads
 from specsample.drafters import prefix
-from specsample.drafters import settings
 from specsample.models import cache as cache_lib
 from specsample.models import layers
 from specsample.types import Array, Params
@@ -85,36 +85,22 @@ class Hydra(heads.Heads):
   and a single feed-forward, even if the shape has latent attention or experts.
   """
 
-  prefix_attention: bool = False
-  embedding_scale: float = 1.0
-  has_linear_residual: bool = False
-  has_prefix_norm: bool = False
+  prefix_attention: settings.Flag = False
+  embedding_scale: settings.Positive = 1.0
+  has_linear_residual: settings.Flag = False
+  has_prefix_norm: settings.Flag = False
   layer_config: Any = None
   _network = _Network
 
-  def __post_init__(self):
-    """Checks the settings, and that a prefix layer can be built."""
-    super().__post_init__()
-    settings.check_flag('prefix_attention', self.prefix_attention)
-    settings.check_flag('has_linear_residual', self.has_linear_residual)
-    settings.check_flag('has_prefix_norm', self.has_prefix_norm)
-    if not 0 < self.embedding_scale < math.inf:
-      raise ValueError(
-        f'embedding_scale is {self.embedding_scale!r}: give a number above 0'
-      )
+  def _check(self):
+    super()._check()
     if self.prefix_attention:
-      settings.check_shape(self)
+      fields.check_shape(self)
     elif self.layer_config is not None or self.has_prefix_norm:
       raise ValueError(
         'layer_config and has_prefix_norm belong to the prefix layer: set '
         'prefix_attention = True, or leave them out'
       )
-
-  @property
-  def shape(self) -> Any:
-    """The configuration with the shape of the prefix layer."""
-    shape = self.model if self.layer_config is None else self.layer_config
-    return settings.plain_shape(shape)
 
   @property
   def reads_prompt(self) -> bool:

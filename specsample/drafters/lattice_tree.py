@@ -9,8 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from specsample import checks
+from specsample import settings
+from specsample.drafters import fields
 from specsample.drafters import lattice as lattice_lib
-from specsample.drafters import settings
 from specsample.drafters import signals as signals_lib
 from specsample.drafters import wrapper
 from specsample.types import Draft, DraftKind
@@ -34,19 +35,18 @@ class LatticeTree(wrapper.Wrapper):
       that are more likely than some of its own.
   """
 
-  drafter: Any  # a lattice.LatticeDrafter
-  num_draft_tokens: int
-  candidates: int = 16
+  drafter: Any  # has a method `lattice`, as `DFlash` does
+  num_draft_tokens: fields.DraftLength
+  candidates: settings.Count = 16
 
-  def __post_init__(self):
-    """Raises ValueError if no such tree can be drafted."""
+  def _check(self):
     checks.has(
-      *('drafter', self.drafter, ('lattice',)),
+      'LatticeTree.drafter',
+      self.drafter,
+      ('lattice',),
       'give one that has a lattice, DFlash, DFlash2 or DSpark; DynamicTree '
       'makes trees with others',
     )
-    settings.check_num_draft_tokens(self.num_draft_tokens)
-    checks.counts(self, ('candidates',))
     positions = self.drafter.num_draft_tokens
     most = sum(self.candidates ** (d + 1) for d in range(positions))
     if self.num_draft_tokens > most:

@@ -10,8 +10,9 @@ import dataclasses
 from flax import nnx
 import jax.numpy as jnp
 
-from specsample import checks
+from specsample import settings
 from specsample.drafters import feature_chain
+from specsample.drafters import feature_norms
 from specsample.drafters import vocabulary
 from specsample.models import decoder_layer
 from specsample.models import layers
@@ -26,7 +27,7 @@ class _Module(nnx.Module):
     )
     self.embedding_norm = norm()
     self.feature_norm = norm()
-    self.project = feature_chain.Joined(2, model.dim, False, keys)
+    self.project = feature_norms.Joined(2, model.dim, False, keys)
     self.layer = decoder_layer.DecoderLayer(model, keys)
     self.norm = norm()
     self.feeds_back_normed = config.feeds_back_normed
@@ -64,20 +65,11 @@ class MTP(feature_chain.FeatureChain):
     feeds_back_normed: whether the last norm is applied to what is fed back.
   """
 
-  num_modules: int = 1
+  num_modules: settings.Count = 1
   norm_offset: float = 0.0
-  feeds_back_normed: bool = False
+  feeds_back_normed: settings.Flag = False
   _network = _Network
   _is_of_its_kind = True
-
-  def __post_init__(self):
-    """Refuses `num_modules` below 1; see also `FeatureChain`."""
-    super().__post_init__()
-    if not checks.is_count(self.num_modules):
-      raise ValueError(
-        f'num_modules is {self.num_modules!r}: multi-token prediction needs at '
-        'least 1 module'
-      )
 
   def modules(self, params: Params) -> list[_Module]:
     return list(self.merge(params).layers)
@@ -92,7 +84,7 @@ class MTP(feature_chain.FeatureChain):
   def _begin(self, key, target_params):
     params = super()._begin(key, target_params)
     begun = {
-      i: feature_chain.with_norm_of(
+      i: feature_norms.with_norm_of(
         self.model, module, target_params, self.norm_offset
       )
       for i, module in params['layers'].items()

@@ -4,18 +4,36 @@ Prompt lookup (Saxena, 2023) over the longest matching suffix; no parameters.
 """
 
 import dataclasses
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from specsample import checks
 from specsample import drafts
+from specsample import settings
 from specsample import tree
-from specsample.drafters import settings
+from specsample.drafters import fields
 from specsample.types import Array, Draft, Drafter, DraftKind
 
 # Suffixes are compared token by token in an unrolled loop.
 _LONGEST = 64
+
+
+_Length = Annotated[
+  int,
+  settings.rule(
+    lambda x: settings.is_count(x) and x <= _LONGEST,
+    f'an integer from 1 to {_LONGEST}',
+  ),
+]
+
+
+def _check_range(drafter):
+  if drafter.min_ngram > drafter.max_ngram:
+    raise ValueError(
+      f'min_ngram is {drafter.min_ngram} and max_ngram {drafter.max_ngram}: '
+      'they must satisfy min_ngram <= max_ngram'
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,24 +45,12 @@ class Ngram(Drafter):
   end of the sequence continues into its own draft.
   """
 
-  num_draft_tokens: int
-  max_ngram: int = 4
-  min_ngram: int = 2
+  num_draft_tokens: fields.DraftLength
+  max_ngram: _Length = 4
+  min_ngram: _Length = 2
 
-  def __post_init__(self):
-    """Refuses an empty draft and an empty range of lengths."""
-    settings.check_num_draft_tokens(self.num_draft_tokens)
-    for name in ('min_ngram', 'max_ngram'):
-      checks.count(name, getattr(self, name))
-    if self.max_ngram > _LONGEST:
-      raise ValueError(
-        f'max_ngram is {self.max_ngram}: give at most {_LONGEST}'
-      )
-    if self.min_ngram > self.max_ngram:
-      raise ValueError(
-        f'min_ngram is {self.min_ngram} and max_ngram {self.max_ngram}: they '
-        'must satisfy min_ngram <= max_ngram'
-      )
+  def _check(self):
+    _check_range(self)
 
   @property
   def widths(self) -> tuple[int, ...]:
@@ -71,20 +77,13 @@ class NgramTree(Drafter):
   The longest matches come first, and among equal ones the latest.
   """
 
-  num_branches: int
-  depth: int
-  max_ngram: int = 4
-  min_ngram: int = 2
+  num_branches: settings.Count
+  depth: settings.Count
+  max_ngram: _Length = 4
+  min_ngram: _Length = 2
 
-  def __post_init__(self):
-    """Refuses empty trees and an empty range of lengths."""
-    for name in ('num_branches', 'depth'):
-      checks.count(name, getattr(self, name))
-    Ngram(
-      num_draft_tokens=self.depth,
-      max_ngram=self.max_ngram,
-      min_ngram=self.min_ngram,
-    )
+  def _check(self):
+    _check_range(self)
 
   @property
   def num_draft_tokens(self) -> int:

@@ -10,10 +10,10 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from specsample import checks
+from specsample import settings
 from specsample import sharding
 from specsample.drafters import eagle
-from specsample.drafters import settings
+from specsample.drafters import fields
 from specsample.drafters import steps
 from specsample.models import cache as cache_lib
 from specsample.models import decoder_layer
@@ -84,16 +84,13 @@ class PEagle(steps.OnePass, eagle.Eagle3):
   """
 
   mask_token_id: int
-  num_layers: int = 1
-  own_embedding: bool = False
+  num_layers: settings.Count = 1
+  own_embedding: settings.Flag = False
   _network = _PEagle
 
-  def __post_init__(self):
-    """Raises ValueError if a setting does not fit; see `Eagle3`."""
-    super().__post_init__()
-    settings.check_mask(self.mask_token_id, self.model.vocab_size)
-    checks.count('num_layers', self.num_layers)
-    settings.check_flag('own_embedding', self.own_embedding)
+  def _check(self):
+    super()._check()
+    fields.check_mask(self.mask_token_id, self.model.vocab_size)
 
   def _begin(self, key, target_params):
     if self.own_embedding:

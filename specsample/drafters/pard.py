@@ -8,7 +8,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from specsample.drafters import chain
-from specsample.drafters import settings
+from specsample.drafters import fields
 from specsample.drafters import steps
 
 
@@ -27,10 +27,9 @@ class PARD(steps.OnePass, chain.OfTwoModels):
 
   mask_token_id: int
 
-  def __post_init__(self):
-    """Raises ValueError for a mask outside the model's vocabulary, too."""
-    super().__post_init__()
-    settings.check_mask(self.mask_token_id, self.model.vocab_size)
+  def _check(self):
+    super()._check()
+    fields.check_mask(self.mask_token_id, self.model.vocab_size)
 
   @property
   def _num_read(self) -> int:

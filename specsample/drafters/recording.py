@@ -6,14 +6,14 @@ is in `training.online`.
 """
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 
 from specsample import checks
+from specsample import settings
 from specsample import sharding
 from specsample import types
-from specsample.drafters import settings
 from specsample.drafters import wrapper
 from specsample.models import cache
 from specsample.types import Array, DrafterState, Model
@@ -66,15 +66,12 @@ class Recording(wrapper.Wrapper):
       row's limit cuts its last draft, and the part cut off counts as rejected.)
   """
 
-  drafter: Any  # a types.Drafter
+  drafter: Annotated[Any, checks.is_drafter]
   model: Model
-  rejected_only: bool = True
+  rejected_only: settings.Flag = True
 
-  def __post_init__(self):
-    """Refuses what is not a model, and features that are not vectors."""
+  def _check(self):
     checks.model(self.model)
-    settings.check_flag('rejected_only', self.rejected_only)
-    checks.is_drafter('drafter', self.drafter)
     if any(isinstance(x, types.KeysAndValues) for x in self.feature_layers):
       raise ValueError(
         f"drafter is {type(self.drafter).__name__}, which reads the target's "

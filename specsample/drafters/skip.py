@@ -9,7 +9,7 @@ from typing import Any
 
 from specsample import checks
 from specsample.drafters import chain
-from specsample.drafters import settings
+from specsample.drafters import fields
 from specsample.types import Model, Params
 
 
@@ -22,17 +22,11 @@ class Skip(chain.OverModel):
 
   model: Any
   layers: Sequence[int]
-  num_draft_tokens: int
+  num_draft_tokens: fields.DraftLength
 
-  def __post_init__(self):
-    """Refuses layers that the model lacks or that are recurrent.
-
-    An empty draft is refused too.
-    """
+  def _check(self):
     checks.model(self.model)
-    layers = settings.check_layers(self.layers, self.model.num_layers)
-    object.__setattr__(self, 'layers', layers)
-    settings.check_num_draft_tokens(self.num_draft_tokens)
+    fields.check_layers(self.layers, self.model.num_layers)
     checks.draft_model(self.draft_model)
 
   @property

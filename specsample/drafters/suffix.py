@@ -10,12 +10,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specsample import checks
+from specsample import settings
 from specsample import sharding
 from specsample import types
 from specsample import widths as widths_lib
+from specsample.drafters import fields
 from specsample.drafters import ngram
-from specsample.drafters import settings
 from specsample.memory import store as store_lib
 from specsample.types import (
   Array,
@@ -82,25 +82,23 @@ class Suffix(Drafter):
     decay: factor on older outcomes, per round.
   """
 
-  num_draft_tokens: int
-  max_match: int = 8
-  min_kept: float = 0.7
+  num_draft_tokens: fields.DraftLength
+  max_match: settings.Count = 8
+  min_kept: settings.NotNegative = 0.7
   costs: Sequence[float] | None = None
-  num_places: int = 32
-  strength: float = 8.0
-  decay: float = 0.98
+  num_places: settings.Count = 32
+  strength: settings.Positive = 8.0
+  decay: settings.Share = 0.98
 
-  def __post_init__(self):
-    """Refuses counts below 1 and settings out of range."""
-    settings.check_num_draft_tokens(self.num_draft_tokens)
-    for name in ('max_match', 'num_places'):
-      checks.count(name, getattr(self, name))
-    settings.check_range('min_kept', self.min_kept, 0, self.num_draft_tokens)
+  def _check(self):
+    if self.min_kept > self.num_draft_tokens:
+      raise ValueError(
+        f'min_kept is {self.min_kept}, but a draft has only '
+        f'{self.num_draft_tokens} tokens: give at most as many'
+      )
     if self.costs is not None:
       costs = widths_lib.check_costs(self.costs, self.num_draft_tokens)
       object.__setattr__(self, 'costs', costs)
-    settings.check_range('strength', self.strength, 1e-6, 1e6)
-    settings.check_range('decay', self.decay, 0, 1)
 
   @property
   def widths(self) -> tuple[int, ...]:

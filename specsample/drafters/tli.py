@@ -6,15 +6,16 @@ Token-level intersection: Timor et al., 2502.05202, Algorithm 4.
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
 from specsample import checks
+from specsample import settings
 from specsample import sharding
+from specsample.drafters import fields
 from specsample.drafters import pieces as pieces_lib
-from specsample.drafters import settings
 from specsample.drafters import steps
 from specsample.types import Model
 
@@ -48,20 +49,13 @@ class TLI(steps.Steps):
 
   model: Model
   vocab_size: int
-  num_draft_tokens: int
-  room: float = 1.5
-  spare: int = 32
-  most_kept: int | None = None
+  num_draft_tokens: fields.DraftLength
+  room: settings.Positive = 1.5
+  spare: Annotated[int, settings.at_least(0)] = 32
+  most_kept: settings.Count | None = None
 
-  def __post_init__(self):
-    """Refuses a recurrent model, an empty draft and a buffer without room."""
+  def _check(self):
     checks.draft_model(self.model)
-    settings.check_num_draft_tokens(self.num_draft_tokens)
-    if not (self.room > 0 and self.spare >= 0):
-      raise ValueError(
-        f'room is {self.room} and spare is {self.spare}: room must be above 0, '
-        'and spare at least 0'
-      )
 
   def init(self, params, batch_size, max_length):
     prefix = self._own(params)['prefix']

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from specsample import checks
+from specsample import settings
 from specsample import sharding
-from specsample.drafters import settings
+from specsample.drafters import fields
 from specsample.drafters import steps
 from specsample.drafters import vocabulary
 from specsample.models import network
@@ -50,6 +51,7 @@ class Learnable(steps.Steps):
   model: Any
   draft_vocab_size: int | None = None
   own_unembedding: bool = False
+  layer_config: Any = None
 
   @property
   def vocab_size(self) -> int:
@@ -95,24 +97,26 @@ class Trainable(Learnable):
   """
 
   model: Any
-  num_draft_tokens: int
-  draft_vocab_size: int | None = None
-  own_unembedding: bool = False
+  num_draft_tokens: fields.DraftLength
+  draft_vocab_size: settings.Count | None = None
+  own_unembedding: settings.Flag = False
   # Called with (self, keys); has a `vocabulary`, None for all tokens.
   _network: ClassVar[Callable[..., Any]]
 
-  def __post_init__(self):
-    """Refuses an empty draft and a vocabulary larger than the target's."""
+  def _check(self):
     checks.model(self.model)
-    settings.check_num_draft_tokens(self.num_draft_tokens)
     size = self.draft_vocab_size
-    is_size = size is None or checks.is_count(size)
-    if not is_size or (size is not None and size > self.model.vocab_size):
+    if size is not None and size > self.model.vocab_size:
       raise ValueError(
-        f'draft_vocab_size is {size!r}: draft at least 1 and at most the '
-        f"target's {self.model.vocab_size} tokens, or give None for all of them"
+        f'draft_vocab_size is {size}, but the target has '
+        f'{self.model.vocab_size} tokens: give at most as many, or None for '
+        'all of them'
       )
-    settings.check_flag('own_unembedding', self.own_unembedding)
+
+  @property
+  def shape(self) -> Any:
+    """The `models.transformer.Transformer` that gives the shape of layers."""
+    return fields.plain_shape(self.layer_config or self.model)
 
   def init_params(
     self,

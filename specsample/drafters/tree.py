@@ -40,11 +40,12 @@ class Tree(wrapper.Wrapper):
   topology: tree_lib.Topology
   kind: DraftKind = DraftKind.POINT_MASS
 
-  def __post_init__(self):
-    """Refuses a drafter that cannot branch or has another depth."""
+  def _check(self):
     steps.check_branches(self.drafter)
     checks.instance(
-      *('topology', self.topology, tree_lib.Topology),
+      'Tree.topology',
+      self.topology,
+      tree_lib.Topology,
       'give one of specsample.tree, such as tree.k_ary((2, 1))',
     )
     found = self.drafter.num_draft_tokens

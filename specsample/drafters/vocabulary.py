@@ -111,10 +111,17 @@ def make(config: Any) -> DraftVocabulary | None:
   if not has_ids and not config.own_unembedding:
     return None
   size = config.draft_vocab_size if has_ids else config.model.vocab_size
-  # A drafter's own unembedding was not made for the target's softcap.
-  of_layers = getattr(config, 'layer_config', None)
-  softcap = _softcap(of_layers if config.own_unembedding else config.model)
-  return DraftVocabulary(config.model.dim, size, has_ids, softcap)
+  return DraftVocabulary(config.model.dim, size, has_ids, softcap_of(config))
+
+
+def softcap_of(config: Any) -> float | None:
+  """Returns the softcap of the logits that a drafter reads; None without one.
+
+  A drafter's own unembedding was not made for the target's softcap.
+  """
+  return _softcap(
+    config.layer_config if config.own_unembedding else config.model
+  )
 
 
 def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
@@ -162,8 +169,7 @@ def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
     }
 
 
-def _softcap(model: Any) -> float | None:
-  """Returns the target's softcap; None for models without one."""
+def _softcap(model):
   return getattr(model, 'logit_softcap', None)
 
 

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specsample import checks
 from specsample import drafts
+from specsample import settings
 from specsample import types
-from specsample.policies import paths
 from specsample.policies import patience as patience_lib
 from specsample.policies import policy
 from specsample.types import Array, Draft, DraftKind
@@ -32,7 +31,7 @@ class BudgetState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Budget(policy.Length):
+class Budget(policy.Policy):
   """Maximises E[tokens] / cost over the best 0, w_1, w_2, ... nodes of a draft.
 
   The nodes are ranked by the probability that the drafter gives to their paths,
@@ -67,18 +66,17 @@ class Budget(policy.Length):
 
   ladder: Sequence[int]
   costs: Sequence[float]
-  drafting: float = 0.0
-  decay: float = 0.98
-  strength: float = 2.0
-  patience: int = 8
-  most_patience: int = 256
+  drafting: settings.NotNegative = 0.0
+  decay: settings.Share = 0.98
+  strength: settings.Positive = 2.0
+  patience: settings.Count = 8
+  most_patience: settings.Count = 256
   reads_token = True
 
-  def __post_init__(self):
-    """Refuses settings that are out of range."""
+  def _check(self):
     ladder = tuple(self.ladder)
     is_ladder = len(ladder) > 1 and ladder[0] == 0
-    is_ladder &= all(map(checks.is_count, ladder[1:]))
+    is_ladder &= all(map(settings.is_count, ladder[1:]))
     if not is_ladder or ladder != tuple(sorted(set(ladder))):
       raise ValueError(
         f'ladder is {ladder}: give rising numbers of nodes that begin with 0, '
@@ -91,13 +89,6 @@ class Budget(policy.Length):
         f'costs are {costs}: give one above 0 for each of the '
         f'{len(ladder)} numbers of nodes in ladder'
       )
-    if not 0 <= self.drafting < math.inf:
-      raise ValueError(
-        f'drafting is {self.drafting!r}: give the cost of a draft, at least 0'
-      )
-    if not 0 < self.strength < math.inf:
-      raise ValueError(f'strength is {self.strength!r}: give a number above 0')
-    checks.share('decay', self.decay)
     patience_lib.check(self.patience, self.most_patience)
     object.__setattr__(self, 'ladder', ladder)
     object.__setattr__(self, 'costs', costs)
@@ -142,7 +133,7 @@ class Budget(policy.Length):
     tokens = _of_batch(tokens, over)
     promised = tokens / (self.drafting + np.asarray(self.costs, np.float32))
     width = jnp.asarray(self.ladder)[jnp.argmax(promised)]
-    return paths.ranks(draft, chances) < width
+    return policy.ranks(draft, chances) < width
 
   def chances(self, draft: Draft, state: BudgetState) -> Array:
     """Returns how likely each node is to be kept, [N] float32."""
@@ -155,8 +146,8 @@ class Budget(policy.Length):
 
   def _promised(self, draft):
     """Returns the probability that the drafter gives to each path, [N]."""
-    log_prob = policy.signals_of(draft, self).log_prob
-    return jnp.exp(paths.along(draft, log_prob))
+    log_prob = self.signals(draft).log_prob
+    return jnp.exp(policy.along(draft, log_prob))
 
   def _factors(self, state):
     """Returns the factor of each depth, [D]; what is above is the prior."""

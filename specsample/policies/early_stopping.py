@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specsample import settings
 from specsample import types
 from specsample import widths
-from specsample.policies import filters
 from specsample.policies import policy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EarlyStopping(policy.Filter):
+class EarlyStopping(policy.Policy):
   """Drafts while E[tokens per round] / cost of the round rises.
 
   A trained head says how likely each draft token is to be kept if those before
@@ -39,28 +39,17 @@ class EarlyStopping(policy.Filter):
   """
 
   costs: Sequence[float]
-  whole_batch: bool = False
+  whole_batch: settings.Flag = False
   reads_token = False
 
-  def __post_init__(self):
-    """Refuses invalid costs."""
+  def _check(self):
     object.__setattr__(self, 'costs', widths.check_costs(self.costs))
 
   def init(self, num_draft_tokens):
-    """See `policy.Policy`.
-
-    Raises:
-      ValueError: there are too few costs for K drafts.
-    """
     widths.check_costs(self.costs, num_draft_tokens)
     return ()
 
   def passes(self, draft, state, over=False):
-    """See `policy.Policy`.
-
-    Raises:
-      ValueError: the draft is a tree.
-    """
     del state
     if draft.parents is not None:
       raise ValueError(
@@ -72,7 +61,7 @@ class EarlyStopping(policy.Filter):
 
   def tokens_a_cost(self, draft: types.Draft, over: types.Array) -> types.Array:
     """Returns E[tokens] / cost [K + 1]; of the batch if that decides."""
-    kept = jnp.cumprod(filters.confidence_of(draft, self))
+    kept = jnp.cumprod(self.confidence(draft))
     tokens = 1 + jnp.cumsum(jnp.pad(kept, (1, 0)))
     if self.whole_batch:
       tokens = jax.lax.psum(jnp.where(over, 0, tokens), policy.ROWS)

@@ -5,37 +5,28 @@ that a token drawn from it is kept, and is known before the token is drawn.
 """
 
 import dataclasses
-import math
 
 import jax.numpy as jnp
 
-from specsample import checks
+from specsample import settings
 from specsample import types
 from specsample.policies import policy
 from specsample.types import Array
 
 
 @dataclasses.dataclass(frozen=True)
-class SVIP(policy.Filter):
+class SVIP(policy.Policy):
   """Drafts while the square root of the entropy is at most the threshold.
 
   The entropy is in nats (Zhang et al., 2411.18462).
   """
 
-  threshold: float = 1.0
+  threshold: settings.NotNegative = 1.0
   reads_token = False
-
-  def __post_init__(self):
-    """Refuses a threshold below 0."""
-    if not self.threshold >= 0:
-      raise ValueError(
-        f'threshold is {self.threshold!r}: give the square root of an entropy, '
-        'at least 0'
-      )
 
   def passes(self, draft, state, over=False):
     del state, over
-    return jnp.sqrt(policy.signals_of(draft, self).entropy) <= self.threshold
+    return jnp.sqrt(self.signals(draft).entropy) <= self.threshold
 
 
 @types.pytree
@@ -47,7 +38,7 @@ class AdaEDLState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaEDL(policy.Filter):
+class AdaEDL(policy.Policy):
   """Drafts while 1 - sqrt(scale * entropy) is at least a running threshold.
 
   This is a lower bound on the probability that a token is kept. The threshold
@@ -65,23 +56,13 @@ class AdaEDL(policy.Filter):
     threshold_decay: beta_2, decay of the threshold.
   """
 
-  scale: float = 0.2
-  threshold: float = 0.4
-  target_rate: float = 0.8
-  step: float = 0.05
-  rate_decay: float = 0.5
-  threshold_decay: float = 0.9
+  scale: settings.NotNegative = 0.2
+  threshold: settings.Share = 0.4
+  target_rate: settings.Share = 0.8
+  step: settings.Share = 0.05
+  rate_decay: settings.Share = 0.5
+  threshold_decay: settings.Share = 0.9
   reads_token = False
-
-  def __post_init__(self):
-    """Refuses settings that are out of range."""
-    if not 0 <= self.scale < math.inf:
-      raise ValueError(f'scale is {self.scale!r}: give a number of at least 0')
-    for name in (
-      *('threshold', 'target_rate', 'step', 'rate_decay'),
-      'threshold_decay',
-    ):
-      checks.share(name, getattr(self, name))
 
   def init(self, num_draft_tokens):
     del num_draft_tokens
@@ -91,7 +72,7 @@ class AdaEDL(policy.Filter):
 
   def passes(self, draft, state, over=False):
     del over
-    entropy = policy.signals_of(draft, self).entropy
+    entropy = self.signals(draft).entropy
     return 1 - jnp.sqrt(self.scale * entropy) >= state.threshold
 
   def update(self, drafted, kept, state, over):

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 import dataclasses
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specsample import checks
+from specsample import settings
 from specsample import types
 from specsample import widths
 from specsample.policies import patience as patience_lib
@@ -27,7 +26,7 @@ class FastestState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fastest(policy.Length):
+class Fastest(policy.Policy):
   """Maximises E[tokens per round] / cost of the round over K = 0, 1, ...
 
   E = 1 + a_1 + a_1 a_2 + ..., where a_i is the acceptance rate of draft i, once
@@ -58,28 +57,18 @@ class Fastest(policy.Length):
   # With a strength of 2, two rounds in vain were enough to give up a drafter
   # that yields 2.0 tokens per round. With these values a drafter that is never
   # right costs 2% of the time of 128 tokens (simulated).
-  prior: float = 0.6
-  strength: float = 8.0
-  decay: float = 0.995
-  patience: int = 32
-  most_patience: int = 256
-  whole_batch: bool = False
+  prior: settings.Share = 0.6
+  strength: settings.Positive = 8.0
+  decay: settings.Share = 0.995
+  patience: settings.Count = 32
+  most_patience: settings.Count = 256
+  whole_batch: settings.Flag = False
 
-  def __post_init__(self):
-    """Refuses settings that are out of range."""
+  def _check(self):
     object.__setattr__(self, 'costs', widths.check_costs(self.costs))
-    for name in ('prior', 'decay'):
-      checks.share(name, getattr(self, name))
-    if not 0 < self.strength < math.inf:
-      raise ValueError(f'strength is {self.strength!r}: give a number above 0')
     patience_lib.check(self.patience, self.most_patience)
 
   def init(self, num_draft_tokens):
-    """See `policy.Policy`.
-
-    Raises:
-      ValueError: there are too few costs for K drafts, or K is 0.
-    """
     if num_draft_tokens < 1:
       raise ValueError(
         'Fastest chooses a draft length, but the drafter drafts nothing: leave '

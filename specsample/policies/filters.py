@@ -8,21 +8,16 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specsample import checks
-from specsample.policies import paths
+from specsample import settings
 from specsample.policies import policy
-from specsample.types import Array, Draft, DraftKind
+from specsample.types import DraftKind
 
 
 @dataclasses.dataclass(frozen=True)
-class _Threshold(policy.Filter):
+class _Threshold(policy.Policy):
   """The setting of filters that compare a probability with a threshold."""
 
-  threshold: float
-
-  def __post_init__(self):
-    """Refuses a threshold outside [0, 1]."""
-    checks.share('threshold', self.threshold)
+  threshold: settings.Share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +28,7 @@ class TokenProbability(_Threshold):
 
   def passes(self, draft, state, over=False):
     del state, over
-    return jnp.exp(policy.signals_of(draft, self).log_prob) >= self.threshold
+    return jnp.exp(self.signals(draft).log_prob) >= self.threshold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,24 +39,20 @@ class PathProbability(_Threshold):
 
   def passes(self, draft, state, over=False):
     del state, over
-    log_prob = policy.signals_of(draft, self).log_prob
-    return jnp.exp(paths.along(draft, log_prob)) >= self.threshold
+    log_prob = self.signals(draft).log_prob
+    return jnp.exp(policy.along(draft, log_prob)) >= self.threshold
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK(policy.Filter):
+class TopK(policy.Policy):
   """Continues after a draft if it is among the k most likely in its place."""
 
-  k: int
+  k: settings.Count
   reads_token = True
-
-  def __post_init__(self):
-    """Refuses to keep nothing."""
-    checks.count('k', self.k)
 
   def passes(self, draft, state, over=False):
     del state, over
-    return policy.signals_of(draft, self).rank < self.k
+    return self.signals(draft).rank < self.k
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +66,7 @@ class LargestProbability(_Threshold):
 
   def passes(self, draft, state, over=False):
     del state, over
-    largest = policy.signals_of(draft, self).max_log_prob
+    largest = self.signals(draft).max_log_prob
     return jnp.exp(largest) >= self.threshold
 
 
@@ -87,7 +78,7 @@ class Confidence(_Threshold):
 
   def passes(self, draft, state, over=False):
     del state, over
-    return confidence_of(draft, self) >= self.threshold
+    return self.confidence(draft) >= self.threshold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,24 +95,20 @@ class ConfidenceProduct(_Threshold):
 
   def passes(self, draft, state, over=False):
     del state, over
-    log_confidence = jnp.log(confidence_of(draft, self))
-    return jnp.exp(paths.along(draft, log_confidence)) >= self.threshold
+    log_confidence = jnp.log(self.confidence(draft))
+    return jnp.exp(policy.along(draft, log_confidence)) >= self.threshold
 
 
 @dataclasses.dataclass(frozen=True)
-class TopNodes(policy.Filter):
+class TopNodes(policy.Policy):
   """Keeps the `num_nodes` nodes of a tree whose paths are the most likely.
 
   This is exact only if the tree is a function of the text. Among siblings that
   were drawn, likely tokens were drawn more often, and keeping those is biased.
   """
 
-  num_nodes: int
+  num_nodes: settings.Count
   reads_token = True
-
-  def __post_init__(self):
-    """Refuses to keep nothing."""
-    checks.count('num_nodes', self.num_nodes)
 
   def passes(self, draft, state, over=False):
     del state, over
@@ -131,20 +118,5 @@ class TopNodes(policy.Filter):
         f'kind {draft.kind.value!r} were drawn: draft point masses, for which '
         'it is exact, with Tree(kind=DraftKind.POINT_MASS) or DynamicTree'
       )
-    scores = paths.along(draft, policy.signals_of(draft, self).log_prob)
-    return paths.ranks(draft, scores) < self.num_nodes
-
-
-def confidence_of(draft: Draft, of: policy.Policy) -> Array:
-  """Returns a trained head's estimate for each draft, [N].
-
-  Raises:
-    ValueError: the drafter has no such head.
-  """
-  confidence = policy.signals_of(draft, of).confidence
-  if confidence is None:
-    raise ValueError(
-      f"{type(of).__name__} reads a trained head's confidence, but the drafter "
-      'has no such head: draft with DSpark, or choose LargestProbability'
-    )
-  return confidence
+    scores = policy.along(draft, self.signals(draft).log_prob)
+    return policy.ranks(draft, scores) < self.num_nodes

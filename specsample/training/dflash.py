@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import indexing
+from specsample import settings
 from specsample import sharding
 from specsample.drafters import dflash
 from specsample.drafters import dflash2
@@ -67,14 +68,13 @@ class DFlashObjective(objective.Objective):
   """
 
   drafter: dflash.DFlash
-  gamma: float = 4.0
+  gamma: settings.Positive = 4.0
   slot_weights: slots.SlotWeights | None = None
-  num_blocks: int = 8
+  num_blocks: settings.Count = 8
   _kind: ClassVar[type] = dflash.DFlash
 
-  def __post_init__(self):
-    """Refuses to learn from no block, or a gamma that is not above 0."""
-    super().__post_init__()
+  def _check(self):
+    super()._check()
     # Its logits given a token are -inf but for the candidates.
     if isinstance(self.drafter, dflash2.DFlash2) and (
       self._kind is not dflash2.DFlash2
@@ -82,11 +82,6 @@ class DFlashObjective(objective.Objective):
       raise ValueError(
         f'drafter is DFlash2, but {type(self).__name__} trains a '
         f'{self._kind.__name__}: give a DFlash2Objective'
-      )
-    if self.num_blocks < 1 or not self.gamma > 0:
-      raise ValueError(
-        f'num_blocks is {self.num_blocks} and gamma is {self.gamma}: give at '
-        'least 1 block, and a gamma above 0'
       )
 
   def __call__(

@@ -63,22 +63,22 @@ class ChainObjective(DraftObjective):
   target: Model
   _kind: ClassVar[type] = chain.Chain
 
-  def __post_init__(self):
-    """Refuses a draft model without parameters, or of another vocabulary."""
-    super().__post_init__()
-    model = self.drafter.model
+  def _check(self):
+    super()._check()
+    own, target = self.drafter.model, self.target
     checks.has(
-      *('drafter.model', model, ('abstract_params',)),
+      'drafter.model',
+      own,
+      ('abstract_params',),
       'give a model with parameters to train, such as models.Transformer',
     )
-    checks.model(self.target)
-    for name in ('vocab_size', 'dtype'):
-      own, of_target = getattr(model, name), getattr(self.target, name)
-      if own != of_target:
-        raise ValueError(
-          f"the draft model's {name} is {own}, but the target's is "
-          f'{of_target}: they must be the same'
-        )
+    checks.model(target)
+    if (own.vocab_size, own.dtype) != (target.vocab_size, target.dtype):
+      raise ValueError(
+        f'the draft model has {own.vocab_size} tokens in {own.dtype}, but the '
+        f'target has {target.vocab_size} in {target.dtype}: they must be the '
+        'same'
+      )
 
   def target_logits(self, params: Params, hidden: Array) -> Array:
     """See `objective.Objective`: the target has its own unembedding."""

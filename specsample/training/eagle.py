@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from specsample import checks
+from specsample import settings
 from specsample import sharding
 from specsample.drafters import feature_chain
 from specsample.drafters import p_eagle
@@ -46,7 +46,7 @@ class FeatureObjective(objective.Objective):
   """
 
   drafter: feature_chain.FeatureChain
-  num_steps: int = 5
+  num_steps: settings.Count = 5
   decay: float = 0.8
   slot_weights: slots.SlotWeights | None = None
   feature_weight: float = 0.0
@@ -55,17 +55,12 @@ class FeatureObjective(objective.Objective):
   teacher_weight: float = 1.0
   _kind: ClassVar[type] = feature_chain.FeatureChain
 
-  def __post_init__(self):
-    """Refuses to learn no draft."""
-    super().__post_init__()
+  def _check(self):
+    super()._check()
     if isinstance(self.drafter, p_eagle.PEagle):
       raise ValueError(
         'drafter is PEagle, whose drafts are not unrolled, and which is not '
         'trained here: give Eagle, Eagle3 or MTP'
-      )
-    if not checks.is_count(self.num_steps):
-      raise ValueError(
-        f'num_steps is {self.num_steps!r}: learn at least 1 draft token'
       )
 
   def __call__(

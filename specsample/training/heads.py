@@ -35,9 +35,8 @@ class HeadsObjective(objective.Objective):
   target_weight: float = 0.0
   _kind: ClassVar[type] = heads.Heads
 
-  def __post_init__(self):
-    """Refuses to train a target from which a draft vocabulary was cut."""
-    super().__post_init__()
+  def _check(self):
+    super()._check()
     if self.target_weight and self.drafter.draft_vocab_size is not None:
       raise ValueError(
         f'target_weight is {self.target_weight}, but the columns of the draft '

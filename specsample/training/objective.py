@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import indexing
+from specsample import settings
 from specsample import sharding
 from specsample import types
 from specsample.drafters import trainable
@@ -23,7 +24,7 @@ TeacherLoss = Callable[[Array, Array], Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Objective(abc.ABC):
+class Objective(settings.Settings, abc.ABC):
   """A loss of the whole tree of parameters, on a batch of documents.
 
   A batch holds `tokens` [B, T] int32, one document per row, and `mask` [B, T]
@@ -45,12 +46,11 @@ class Objective(abc.ABC):
   token_weight: float = 1.0
   teacher_weight: float = 0.0
   teacher_loss: TeacherLoss = losses.forward_kl
-  recompute: bool = False
+  recompute: settings.Flag = False
   # The class of the drafters that the objective trains.
   _kind: ClassVar[type] = trainable.Learnable
 
-  def __post_init__(self):
-    """Refuses a drafter that the objective cannot train."""
+  def _check(self):
     name = type(self.drafter).__name__
     if not isinstance(self.drafter, trainable.Learnable):
       raise ValueError(

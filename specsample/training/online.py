@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 from specsample import checks
+from specsample import settings
 from specsample import types
 from specsample.drafters import recording
 from specsample.loop import decode
@@ -48,7 +49,7 @@ class Learned:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Learner:
+class Learner(settings.Settings):
   """The settings with which a drafter learns while it drafts.
 
   Attributes:
@@ -65,19 +66,18 @@ class Learner:
 
   objective: objective_lib.Objective
   optimizer: optax.GradientTransformation
-  rounds: int = 16
-  rejected_only: bool = True
-  window: int = 128
-  num_steps: int = 1
+  rounds: settings.Count = 16
+  rejected_only: settings.Flag = True
+  window: settings.Count = 128
+  num_steps: settings.Count = 1
 
-  def __post_init__(self):
-    """Refuses updates that would never happen, or read nothing."""
+  def _check(self):
     checks.instance(
-      *('objective', self.objective, objective_lib.Objective),
+      'Learner.objective',
+      self.objective,
+      objective_lib.Objective,
       'give one of specsample.training, such as draft.DraftObjective(...)',
     )
-    for name in ('rounds', 'window', 'num_steps'):
-      checks.count(name, getattr(self, name))
     self.drafter  # noqa: B018 (says what is wrong with its settings)
 
   @property

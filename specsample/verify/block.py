@@ -8,16 +8,15 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specsample.types import Array, Draft, Law, Verdict
+from specsample.types import Array, Draft, Law
 from specsample.verify import rule
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class Block(rule.Rule):
   """Keeps the longest prefix that passes its independent test."""
 
   lossless = True
-  positional = False
   draft_kinds = rule.CHAIN_KINDS
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
@@ -61,9 +60,6 @@ class Block:
         [rule.normalise(residual, target_probs[:-1]), target_probs[-1:]]
       ),
     )
-
-  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    return rule.draw(key, draft, self.law(draft, target_probs))
 
 
 block = Block()

@@ -9,14 +9,14 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specsample import checks
+from specsample import settings
 from specsample import types
-from specsample.types import Array, Draft, Law, Verdict
+from specsample.types import Array, Draft, Law
 from specsample.verify import rule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Candidates:
+class Candidates(rule.Rule):
   """Keeps the likeliest of the first k children, if p of it >= threshold.
 
   p is the target's distribution. If no such child is likely enough, the next
@@ -30,20 +30,12 @@ class Candidates:
     threshold: in (0, 1].
   """
 
-  k: int = 5
-  threshold: float = 0.3
+  k: settings.Count = 5
+  threshold: rule.PositiveShare = 0.3
   lossless = False
-  positional = False
   draft_kinds = frozenset(types.DraftKind)
 
-  def __post_init__(self):
-    """Checks that k is a count and the threshold in (0, 1]."""
-    checks.counts(self, ('k',))
-    expected = 'a probability, more than 0 and up to 1'
-    checks.field(self, 'threshold', 0 < self.threshold <= 1, expected)
-
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_kind('candidates', draft, self.draft_kinds)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
@@ -59,6 +51,3 @@ class Candidates:
     accept = is_kept & ~jnp.any(again, axis=1)
     stop = rule.stop_in_tree(parents, accept.astype(target_probs.dtype))
     return Law(stop=stop, next=target_probs)
-
-  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    return rule.draw(key, draft, self.law(draft, target_probs))

@@ -6,12 +6,12 @@ Leviathan et al., 2211.17192, Algorithm 1; Chen et al., 2302.01318, Algorithm 2
 
 import dataclasses
 
-from specsample.types import Array, Draft, Law, Verdict
+from specsample.types import Array, Draft, Law
 from specsample.verify import rule
 
 
 @dataclasses.dataclass(frozen=True)
-class Chain:
+class Chain(rule.Rule):
   """Accepts draft token x with probability min(1, p(x) / q(x)).
 
   p is the target's distribution and q the drafter's, both after the tokens
@@ -19,7 +19,6 @@ class Chain:
   """
 
   lossless = True
-  positional = False
   draft_kinds = rule.CHAIN_KINDS
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
@@ -30,9 +29,6 @@ class Chain:
     """
     rule.check_chain('chain', draft, self.draft_kinds)
     return rule.token_by_token(draft, target_probs)
-
-  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    return rule.draw(key, draft, self.law(draft, target_probs))
 
 
 chain = Chain()

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from specsample import types
-from specsample.types import Array, Draft, Law, Verdict
+from specsample.types import Array, Draft, Law
 from specsample.verify import rule
 
 
 @dataclasses.dataclass(frozen=True)
-class GreedyDraft:
+class GreedyDraft(rule.Rule):
   """Tries the drawn child by the token rule, then its siblings by the residual.
 
   The drawn child x is accepted with probability min(1, p(x) / q(x)), where p is
@@ -24,11 +24,9 @@ class GreedyDraft:
   """
 
   lossless = True
-  positional = False
   draft_kinds = frozenset([types.DraftKind.TOP_AND_SAMPLED])
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_kind('greedy_draft', draft, self.draft_kinds)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
@@ -60,9 +58,6 @@ class GreedyDraft:
       stop=_reached(parents, accept) * jnp.maximum(1 - kept, 0),
       next=rule.normalise(others, residual),
     )
-
-  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    return rule.draw(key, draft, self.law(draft, target_probs))
 
 
 greedy_draft = GreedyDraft()

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import types
-from specsample.types import Array, Draft, Law, Verdict
+from specsample.types import Array, Draft, Law
 from specsample.verify import rule
 
 
 @dataclasses.dataclass(frozen=True)
-class KSeq:
+class KSeq(rule.Rule):
   """Accepts a child x with probability min(1, p(x) / (rho q(x))).
 
   p is the target's distribution and q the one that the k children were drawn
@@ -28,11 +28,9 @@ class KSeq:
   """
 
   lossless = True
-  positional = False
   draft_kinds = frozenset([types.DraftKind.SAMPLED])
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_kind('k_seq', draft, self.draft_kinds)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
@@ -65,9 +63,6 @@ class KSeq:
       stop=rule.stop_in_tree(parents, jnp.minimum(accept, 1)),
       next=target_probs.at[nodes].set(residual),
     )
-
-  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    return rule.draw(key, draft, self.law(draft, target_probs))
 
 
 k_seq = KSeq()

@@ -5,12 +5,12 @@ Leviathan et al., 2211.17192, appendix A.5.
 
 import dataclasses
 
-from specsample.types import Array, Draft, Law, Verdict
+from specsample.types import Array, Draft, Law
 from specsample.verify import rule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lenient:
+class Lenient(rule.Rule):
   """Accepts draft token x with probability min(1, p(x) / (lenience q(x))).
 
   p is the target's distribution and q the drafter's. The only guarantee is that
@@ -19,17 +19,9 @@ class Lenient:
   or 1 and lenience changes nothing.
   """
 
-  lenience: float
+  lenience: rule.PositiveShare
   lossless = False
-  positional = False
   draft_kinds = rule.CHAIN_KINDS
-
-  def __post_init__(self):
-    """Checks that `lenience` is in (0, 1]."""
-    if not 0 < self.lenience <= 1:
-      raise ValueError(
-        f'lenience is {self.lenience}: give a share, more than 0 and up to 1'
-      )
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution, given target_probs [K + 1, V].
@@ -39,6 +31,3 @@ class Lenient:
     """
     rule.check_chain('lenient', draft, self.draft_kinds)
     return rule.token_by_token(draft, target_probs, self.lenience)
-
-  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    return rule.draw(key, draft, self.law(draft, target_probs))

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from specsample import indexing
 from specsample import sharding
 from specsample import types
-from specsample.types import Array, Draft, Law, Verdict
+from specsample.types import Array, Draft, Law
 from specsample.verify import rule
 from specsample.verify.block import block
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiPathBlock:
+class MultiPathBlock(rule.Rule):
   """Descends to the child of highest p(x) / q(x) and verifies that path.
 
   p is the target's distribution and q the drafter's. Of k i.i.d. children, the
@@ -32,11 +32,9 @@ class MultiPathBlock:
   """
 
   lossless = True
-  positional = False
   draft_kinds = frozenset([types.DraftKind.SAMPLED])
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_kind('multi_path_block', draft, self.draft_kinds)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
@@ -74,9 +72,6 @@ class MultiPathBlock:
       jnp.stack([*targets, last]),
     )
     return _at_nodes(jnp.pad(nodes, (1, 0)), law, target_probs)
-
-  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    return rule.draw(key, draft, self.law(draft, target_probs))
 
 
 multi_path_block = MultiPathBlock()

@@ -1,10 +1,17 @@
-"""Helpers shared by the verification rules, each for a single sequence."""
+"""The base of the verification rules, and what they share.
+
+Everything is for a single sequence.
+"""
+
+import abc
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from specsample import indexing
 from specsample import sampling
+from specsample import settings
 from specsample import sharding
 from specsample import streams
 from specsample import tree
@@ -13,6 +20,26 @@ from specsample.types import Array, Draft, Law, Verdict
 
 # The kinds of drafts without siblings, i.e. of chains.
 CHAIN_KINDS = frozenset([types.DraftKind.POINT_MASS, types.DraftKind.SAMPLED])
+
+PositiveShare = Annotated[
+  float, settings.rule(lambda x: 0 < x <= 1, 'more than 0 and at most 1')
+]
+
+
+class Rule(settings.Settings, abc.ABC):
+  """A `types.Verifier` that draws from its law, with one key per round.
+
+  A subclass says whether it is `lossless`, and for which `draft_kinds`.
+  """
+
+  positional = False
+
+  @abc.abstractmethod
+  def law(self, draft: Draft, target_probs: Array) -> Law:
+    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
+
+  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
+    return draw(key, draft, self.law(draft, target_probs))
 
 
 def check_chain(
@@ -31,13 +58,7 @@ def check_chain(
 def check_kind(
   name: str, draft: Draft, exact: frozenset[types.DraftKind]
 ) -> None:
-  """Checks that the rule is exact for a draft of this kind.
-
-  Raises:
-    ValueError: at trace time, if the kind is not in `exact` (the message
-      names the kind and the accepted ones), or if `draft.probs` does not fit
-      the kind.
-  """
+  """Raises ValueError unless the rule is exact for a draft of this kind."""
   if draft.kind not in exact:
     accepted = sorted(kind.value for kind in exact)
     raise ValueError(

@@ -10,27 +10,22 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specsample import checks
-from specsample.types import Array, Draft, Law, Verdict
+from specsample import settings
+from specsample.types import Array, Draft, Law
 from specsample.verify import rule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Synthetic:
+class Synthetic(rule.Rule):
   """Accepts each draft with probability `rate` until the first rejection.
 
   If no stop condition cuts rounds short, the expected number of tokens per
   round is (1 - rate^(K + 1)) / (1 - rate).
   """
 
-  rate: float
+  rate: settings.Share
   lossless = False
-  positional = False
   draft_kinds = rule.CHAIN_KINDS
-
-  def __post_init__(self):
-    """Checks that `rate` is a probability."""
-    checks.share('the synthetic acceptance rate', self.rate)
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
     """Returns the verdict's distribution, given target_probs [K + 1, V].
@@ -42,6 +37,3 @@ class Synthetic:
     accept = jnp.where(draft.tokens >= 0, self.rate, 0)
     accept = accept.astype(target_probs.dtype)
     return Law(stop=rule.stop_at_rejection(accept), next=target_probs)
-
-  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    return rule.draw(key, draft, self.law(draft, target_probs))

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 from specsample import indexing
 from specsample import types
-from specsample.types import Array, Draft, Law, Verdict
+from specsample.types import Array, Draft, Law
 from specsample.verify import rule
 
 
 @dataclasses.dataclass(frozen=True)
-class Traversal:
+class Traversal(rule.Rule):
   """Tries the whole path to each leaf in turn and removes rejected leaves.
 
   p is the target's distribution after a node's parent, and q the one that the
@@ -28,11 +28,9 @@ class Traversal:
   """
 
   lossless = True
-  positional = False
   draft_kinds = frozenset(types.DraftKind)
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_kind('traversal', draft, self.draft_kinds)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
@@ -110,9 +108,6 @@ class Traversal:
       ),
     )
     return Law(stop=stop, next=target)
-
-  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    return rule.draw(key, draft, self.law(draft, target_probs))
 
 
 traversal = Traversal()

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import types
-from specsample.types import Array, Draft, Law, Verdict
+from specsample.types import Array, Draft, Law
 from specsample.verify import rule
 
 
 @dataclasses.dataclass(frozen=True)
-class Tree:
+class Tree(rule.Rule):
   """Accepts a child x with probability min(1, r(x) / q(x)), or tries the next.
 
   q is the distribution that x was drawn from. The residual distribution r is
@@ -26,20 +26,15 @@ class Tree:
   """
 
   lossless = True
-  positional = False
   draft_kinds = frozenset(types.DraftKind)
 
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_kind('tree', draft, self.draft_kinds)
     if not draft.tokens.size:
       return rule.no_drafts(target_probs)
     if draft.kind is types.DraftKind.POINT_MASS:
       return _of_point_masses(draft, target_probs)
     return _of_drawn(draft, target_probs)
-
-  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    return rule.draw(key, draft, self.law(draft, target_probs))
 
 
 tree = Tree()

@@ -7,15 +7,15 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specsample import checks
+from specsample import settings
 from specsample import tree
 from specsample import types
-from specsample.types import Array, Draft, Law, Verdict
+from specsample.types import Array, Draft, Law
 from specsample.verify import rule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Typical:
+class Typical(rule.Rule):
   """Keeps the longest path of tokens above min(epsilon, delta exp(-entropy)).
 
   Draft token x passes if p(x) > min(epsilon, delta exp(-H(p))), where p is the
@@ -25,19 +25,12 @@ class Typical:
   distribution.
   """
 
-  epsilon: float = 0.09
-  delta: float = 0.3
+  epsilon: settings.Share = 0.09
+  delta: settings.Share = 0.3
   lossless = False
-  positional = False
   draft_kinds = frozenset(types.DraftKind)
 
-  def __post_init__(self):
-    """Checks that the thresholds are probabilities."""
-    for name in ('epsilon', 'delta'):
-      checks.share(name, getattr(self, name))
-
   def law(self, draft: Draft, target_probs: Array) -> Law:
-    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
     rule.check_kind('typical', draft, self.draft_kinds)
     parents = rule.parents(draft)
     is_possible = target_probs > 0
@@ -57,6 +50,3 @@ class Typical:
     best = jnp.argmax(jnp.where(is_longest, scores, -jnp.inf))
     stop = (jnp.arange(parents.size + 1) == best).astype(target_probs.dtype)
     return Law(stop=stop, next=target_probs)
-
-  def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
-    return rule.draw(key, draft, self.law(draft, target_probs))

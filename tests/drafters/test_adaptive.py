@@ -40,7 +40,7 @@ _LENGTHS = np.asarray([6, 1, 4], np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Seldom(policy_lib.Length):
+class _Seldom(policy_lib.Policy):
   """A policy that drafts in every fourth round."""
 
   def init(self, num_draft_tokens):
@@ -283,7 +283,7 @@ _FASTEST = policies.Fastest(costs=(1.0, 1.1, 1.3, 1.5))
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'policies': ()}, 'policies is empty'),
+    ({'policies': ()}, r'policies is \(\): give a tuple'),
     ({'widths': (2, 1)}, 'increasing numbers of draft tokens, from 0 to 3'),
     ({'widths': (0, 4)}, r'widths are \(0, 4\)'),
     ({'widths': (2,), 'policies': (_FASTEST,)}, 'plain pass: begin with 0'),

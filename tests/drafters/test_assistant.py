@@ -66,7 +66,10 @@ def test_a_tree_of_it_is_exact(query_offset):
     ({'num_clusters': 5}, 'num_clusters is 5, which does not divide the 12'),
     ({'num_clusters': -2}, 'num_clusters is -2: give an integer of at least 0'),
     # Nothing would ever be drafted.
-    ({'num_best_clusters': 0}, 'num_best_clusters is 0: give an integer of at'),
+    (
+      {'num_best_clusters': 0},
+      'best_clusters is 0: give an integer from 1',
+    ),
     ({'num_best_clusters': 7}, 'is 7: give an integer from 1 to 6'),
     ({'kv_layers': (2, 3)}, r'kv_layers are \(2, 3\), but .* are \(0, 1,'),
     (

@@ -13,7 +13,7 @@ from specsample import drafters
 from specsample import testing
 from specsample import tree
 from specsample import verify
-from specsample.drafters import dflash
+from specsample.drafters import dflash_network
 from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
@@ -310,7 +310,7 @@ def test_a_block_sees_through_its_window(case):
     [[8, -7, 10, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, -3, -2, -1]]
   )
   start = np.asarray([[5, 11], [5, 11]])
-  mask = dflash.block_mask(start, 3, seen_at, window, is_causal)
+  mask = dflash_network.block_mask(start, 3, seen_at, window, is_causal)
   of_context, own = np.split(np.asarray(mask), [8], axis=2)
   for row in range(2):
     for i, tokens in enumerate(expected):
@@ -548,7 +548,7 @@ def test_a_target_of_another_dtype_is_refused():
     ({'num_layers': 0}, 'num_layers is 0'),
     ({'causal_layers': (0, 2)}, r'causal_layers are \(0, 2\), .* 0 to 1'),
     ({'num_draft_tokens': 0}, 'num_draft_tokens is 0'),
-    ({'rank': 0}, 'rank is 0: give at least 1'),
+    ({'rank': 0}, 'rank is 0: give an integer of at least 1'),
     ({'head': 'lstm'}, "head is 'lstm': give one of 'vanilla', 'gated', 'rnn'"),
     (
       {'model': testing.HashModel(vocab_size=8), 'draft_vocab_size': None},

@@ -202,10 +202,10 @@ def test_a_target_of_another_dtype_is_refused():
     ({'layers': (0, 3)}, 'layers 0 to 2'),
     ({'layers': (-1,)}, 'layers 0 to 2'),
     ({'num_draft_tokens': 0}, 'num_draft_tokens is 0'),
-    ({'draft_vocab_size': 13}, "is 13: .* at most the target's 12 tokens"),
+    ({'draft_vocab_size': 13}, 'is 13, but the target has 12 tokens'),
     (
       {'model': testing.HashModel(vocab_size=8)},
-      'starts as layers of the target, but the target is HashModel',
+      'shape of HashModel.*, which is not a Transformer',
     ),
   ],
 )

@@ -401,7 +401,7 @@ _CHAIN = _TRAINED['chain']
       {'trained': drafters.Recording(drafter=_CHAIN, model=_TARGET)},
       'trained is Recording, which cannot sit out a round',
     ),
-    ({'prior_kept': -1.0}, 'prior_kept is -1.0: give a number from 0'),
+    ({'prior_kept': -1.0}, 'prior_kept is -1.0: give a number of at least 0'),
     ({'decay': 2.0}, 'decay is 2.0: give a number from 0 to 1'),
   ],
 )

@@ -372,7 +372,7 @@ def test_the_last_norm_begins_as_the_targets(name):
 
 
 def test_no_module_is_refused():
-  with pytest.raises(ValueError, match='num_modules is 0: multi-token'):
+  with pytest.raises(ValueError, match='num_modules is 0: give an integer'):
     dataclasses.replace(_DRAFTERS['mtp'], num_modules=0)
 
 

@@ -178,10 +178,10 @@ def test_parameters_that_are_not_there_are_named():
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'num_draft_tokens': 0}, 'num_draft_tokens is 0: draft at least 1'),
-    ({'num_layers': 0}, 'num_layers is 0: a head has at least 1 layer'),
-    ({'draft_vocab_size': 9}, "is 9: .* at most the target's 8 tokens"),
-    ({'draft_vocab_size': 0}, 'is 0: draft at least 1'),
+    ({'num_draft_tokens': 0}, 'num_draft_tokens is 0: give at least 1'),
+    ({'num_layers': 0}, 'num_layers is 0: give an integer'),
+    ({'draft_vocab_size': 9}, 'is 9, but the target has 8 tokens'),
+    ({'draft_vocab_size': 0}, 'is 0: give an integer of at least 1'),
     (
       {'model': testing.HashModel(vocab_size=8), 'prefix_attention': True},
       'Hydra has layers with the shape of HashModel.*, which is not a '

@@ -275,7 +275,7 @@ def test_rows_are_the_same_in_any_batch():
       '2 candidates for each of 3 positions make only 14 nodes',
     ),
     ({'candidates': 0}, 'candidates is 0: give an integer of at least 1'),
-    ({'num_draft_tokens': 0}, 'draft at least 1 token'),
+    ({'num_draft_tokens': 0}, 'give at least 1 token'),
     (
       {'drafter': drafters.Ngram(num_draft_tokens=3)},
       'Ngram: give one that has a lattice, DFlash, DFlash2 or DSpark',

@@ -42,7 +42,10 @@ def test_a_tree_of_it_is_exact():
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'mask_token_id': _V}, 'mask_token_id is 12, but the tokens are 0 to 11'),
+    (
+      {'mask_token_id': _V},
+      'mask_token_id is 12, .* tokens 0 to 11',
+    ),
     ({'mask_token_id': None}, 'mask_token_id is None'),
     ({'num_layers': 0}, 'num_layers is 0'),
     ({'own_embedding': 1}, 'own_embedding is 1: give True or False'),

@@ -259,7 +259,7 @@ def test_a_buffer_shorter_than_a_pass_is_enough():
 @pytest.mark.parametrize('mask_id', [_V, -1, 2.5])
 def test_a_mask_outside_the_vocabulary_is_refused(mask_id):
   with pytest.raises(
-    ValueError, match=f'mask_token_id is {mask_id}, .* tokens are 0 to 11: '
+    ValueError, match=f'mask_token_id is {mask_id}, .* tokens 0 to 11: '
   ):
     dataclasses.replace(_PARD, mask_token_id=mask_id)
 

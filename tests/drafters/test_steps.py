@@ -164,7 +164,7 @@ def test_what_is_no_drafter_is_refused(drafter, message):
   [
     (
       lambda: drafters.Ngram(num_draft_tokens=2, max_ngram=100_000),
-      'max_ngram is 100000: give at most 64',
+      'max_ngram is 100000: give an integer from 1 to 64',
     ),
     (
       lambda: drafters.Ngram(num_draft_tokens=2, max_ngram='a'),
@@ -192,7 +192,7 @@ def test_what_is_no_drafter_is_refused(drafter, message):
     ),
     (
       lambda: drafters.Adaptive(drafter=_CHAIN, policies=policies.Fixed(1)),
-      'policies is of type Fixed: give a tuple',
+      r'policies is Fixed\(.*: give a tuple of policies',
     ),
     (
       lambda: drafters.Tree(drafter=_CHAIN, topology=(0, 0, 1)),

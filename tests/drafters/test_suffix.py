@@ -355,17 +355,17 @@ def test_policies_read_its_chances():
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'num_draft_tokens': 0}, 'num_draft_tokens is 0: draft at least 1'),
+    ({'num_draft_tokens': 0}, 'num_draft_tokens is 0: give at least 1'),
     ({'max_match': 0}, 'max_match is 0: give an integer of at least 1'),
     ({'num_places': 1.5}, 'num_places is 1.5: give an integer'),
-    ({'min_kept': -0.1}, 'min_kept is -0.1: give a number from 0 to 4'),
-    ({'min_kept': 4.5}, 'min_kept is 4.5: give a number from 0 to 4'),
+    ({'min_kept': -0.1}, 'min_kept is -0.1: give a number of at least 0'),
+    ({'min_kept': 4.5}, 'min_kept is 4.5, but a draft has only 4 tokens'),
     (
       {'costs': (1.0, 2.0)},
       'costs has 2 numbers, but .* 4 draft tokens: give 5',
     ),
     ({'costs': (1.0, -1.0)}, 'each above 0'),
-    ({'strength': 0.0}, 'strength is 0.0: give a number from 1e-06'),
+    ({'strength': 0.0}, 'strength is 0.0: give a number above 0'),
     ({'decay': 1.1}, 'decay is 1.1: give a number from 0 to 1'),
     ({'decay': float('nan')}, 'decay is nan: give a number from 0 to 1'),
   ],

@@ -252,8 +252,8 @@ def test_greedy_output_of_a_dynamic_tree_is_the_targets_own(name):
       {'num_draft_tokens': 22},
       'width 3 finds only 21 candidates down to depth 3',
     ),
-    ({'width': 0}, 'width is 0: continue at least 1'),
-    ({'num_draft_tokens': 0}, 'draft at least 1 token'),
+    ({'width': 0}, 'width is 0: give an integer'),
+    ({'num_draft_tokens': 0}, 'give at least 1 token'),
   ],
 )
 def test_dynamic_trees_that_cannot_be_are_refused(settings, message):

@@ -14,7 +14,7 @@ from specsample import drafters
 from specsample import testing
 from specsample import tree
 from specsample import verify
-from specsample.drafters import settings
+from specsample.drafters import fields
 from specsample.loop import decode
 from specsample.loop import turns
 from specsample.loop.decoder import Decoder
@@ -237,7 +237,7 @@ def test_recurrent_draft_models_are_refused(draft):
 
 
 def test_layers_of_trained_drafters_have_attention():
-  checks.draft_model(settings.plain_shape(_MODEL))
+  checks.draft_model(fields.plain_shape(_MODEL))
   drafter = drafters.MTP(model=_MODEL, num_draft_tokens=2)
   assert drafter.shape.delta is None
   params = drafter.init_params(jax.random.key(2), _params())

@@ -257,5 +257,5 @@ def test_losses_fall_and_drafts_are_kept(name):
 
 
 def test_no_draft_is_refused():
-  with pytest.raises(ValueError, match='num_steps is 0: learn at least 1'):
+  with pytest.raises(ValueError, match='num_steps is 0: give an integer'):
     eagle.FeatureObjective(drafter=_DRAFTERS['mtp'], num_steps=0)

@@ -81,11 +81,11 @@ def test_drafters_of_another_objective_are_refused(objective, drafter, message):
     (testing.HashModel(vocab_size=_V), 'drafter.model is of type HashModel: g'),
     (
       testing.tiny_llama(vocab_size=8),
-      'vocab_size is 8, but the',
+      'model has 8 tokens in float32, but the target has 16',
     ),
     (
       dataclasses.replace(_TARGET, dtype='bfloat16'),
-      "dtype is bfloat16, but the target's is float32",
+      'tokens in bfloat16, but the target has 16 in float32',
     ),
   ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from specsample import drafters
 from specsample import testing
-from specsample.drafters import dflash as dflash_drafter
+from specsample.drafters import dflash_network
 from specsample.models import attention
 from specsample.models import gated_delta
 from specsample.training import dflash
@@ -196,8 +196,8 @@ def _of_one_dialogue(batch, of=rows_lib.of):
     ),
     (
       'dflash',
-      (dflash_drafter, 'block_mask'),
-      lambda *args, of=dflash_drafter.block_mask: of(*args[:-1], None),
+      (dflash_network, 'block_mask'),
+      lambda *args, of=dflash_network.block_mask: of(*args[:-1], None),
     ),
     # The target does.
     ('eagle', (rows_lib, 'parents'), lambda batch: None),

@@ -132,7 +132,7 @@ def test_lenience_makes_the_test_easier_and_bounds_what_it_adds():
 
 @pytest.mark.parametrize('lenience', [0, 1.1, float('nan')])
 def test_lenience_refuses_what_is_no_share(lenience):
-  with pytest.raises(ValueError, match=f'lenience is {lenience}: give a share'):
+  with pytest.raises(ValueError, match=f'is {lenience}: give more than 0'):
     verify.Lenient(lenience=lenience)
 
 

@@ -12,6 +12,7 @@ from specsample import drafts
 from specsample import sampling as sampling_lib
 from specsample import types
 from specsample.drafters import dflash
+from specsample.drafters import dflash_network
 from specsample.drafters import wrapper
 from specsample.models import cache
 from specsample.sampling import Sampling
@@ -369,13 +370,13 @@ class _SeesOneEntryMore(dflash.DFlash):
   """A block that sees one entry after its context, left by a rejected draft."""
 
   def vectors(self, params, first, start, context, begin=None):
-    shipped = dflash.block_mask
+    shipped = dflash_network.block_mask
     context = dataclasses.replace(context, length=context.length + 1)
 
     def block_mask(start, *rest, **named):
       return shipped(start + 1, *rest, **named)
 
-    with loop.replaced(dflash, 'block_mask', block_mask):
+    with loop.replaced(dflash_network, 'block_mask', block_mask):
       return super().vectors(params, first, start, context, begin)
 
 

@@ -23,7 +23,7 @@ from specsample.types import DraftKind
 
 
 @dataclasses.dataclass(frozen=True)
-class Anticipating(policy.Filter):
+class Anticipating(policy.Policy):
   """Leaves out a drawn token itself, instead of the tokens after it."""
 
   inner: Any  # a policy.Policy that reads the token
@@ -34,7 +34,7 @@ class Anticipating(policy.Filter):
 
 
 @dataclasses.dataclass(frozen=True)
-class LikeliestDrawn(policy.Filter):
+class LikeliestDrawn(policy.Policy):
   """Keeps the most likely of drawn siblings, as if they had not been drawn."""
 
   num_nodes: int

@@ -219,7 +219,7 @@ _DAMAGES = {
   'more candidates than tokens': (
     {},
     {'selector_top_k': 33},
-    'selector_top_k is 33: give at least 1 and at most 32',
+    'selector_top_k is 33: give at most 32',
   ),
   'candidates that are no number': (
     {},
