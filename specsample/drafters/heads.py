@@ -168,7 +168,7 @@ class Heads(trainable.Trainable, abc.ABC):
 
   def init(self, params, batch_size, max_length):
     del max_length
-    dtype = int8.dtype_of(self.own(params)['heads'])
+    dtype = int8.dtype_of(self.own(params))
     return HeadsState(
       hidden=sharding.zeros((batch_size, self.model.dim), dtype, 'batch', None),
       length=sharding.zeros((batch_size,), jnp.int32, 'batch'),

@@ -34,17 +34,11 @@ OWN = {
 # held-out text resembles the training text, people's questions do not.
 MEASURED = ('on_questions', 'held_out')
 _FORMAT = 1
+# The drafters that can be saved, by the names that cards give them.
 _KINDS: dict[str, Any] = {
-  'dflash': drafters.DFlash,
-  'dflash2': drafters.DFlash2,
-  'draft_model': drafters.DraftModel,
-  'dspark': drafters.DSpark,
-  'eagle': drafters.Eagle,
-  'eagle3': drafters.Eagle3,
-  'hydra': drafters.Hydra,
-  'medusa': drafters.Medusa,
-  'mtp': drafters.MTP,
-  'peagle': drafters.PEagle,
+  name.lower(): kind
+  for name, kind in vars(drafters).items()
+  if isinstance(kind, type) and issubclass(kind, trainable.Trainable)
 }
 # Files of a hub repository that hold a drafter, as `published` reads them or as
 # the library writes them.

@@ -372,7 +372,7 @@ _DAMAGES = {
   ),
   'unknown kind': (
     lambda folder: _edit_card(folder, kind='lookahead'),
-    r"lookahead .* does not describe any of \['dflash', .*'mtp', 'peagle'\]",
+    r"lookahead .* does not describe any of \['assistant', .*, 'peagle'\]",
   ),
   'unknown setting': (
     lambda folder: _edit_settings(folder, num_trees=2),
