@@ -22,7 +22,7 @@ from specsample.models import cache as cache_lib
 from specsample.models import decoder_layer
 from specsample.models import layers
 from specsample.models import network
-from specsample.types import Array, Params
+from specsample.types import Array
 
 
 class _Ordered(nnx.Module):
@@ -280,7 +280,7 @@ class Assistant(trainable.Trainable):
     carry = dataclasses.replace(carry, hidden=hidden)
     return self.logits(params, vectors), carry
 
-  def logits(self, params: Params, vectors: Array) -> Array:
+  def logits(self, params, vectors):
     """Returns logits [..., V] of [..., d]: -inf outside the best clusters."""
     own = self.merge(params)
     if own.ordered is None:

@@ -192,7 +192,7 @@ class OfTwoModels(OverModel):
   def draft_model(self) -> Model:
     return self.model
 
-  def draft_params(self, params: Params) -> Params:
+  def draft_params(self, params):
     if 'drafter' not in params:
       raise ValueError(
         f'params has the keys {sorted(params)}, but {type(self).__name__} '
@@ -213,15 +213,13 @@ class Chain(OfTwoModels, trainable.Learnable):
     """See `trainable.Learnable`: the whole draft model."""
     return jax.tree.map(lambda _: True, self.model.abstract_params())
 
-  def vectors(
-    self, params: Params, tokens: Array, parents: Array | None = None
-  ) -> Array:
+  def vectors(self, params, tokens, parents=None):
     empty = self.model.init_cache(tokens.shape[0], 0)
     return self._apply(params, tokens, empty, parents)[0].hidden
 
-  def logits(self, params: Params, vectors: Array) -> Array:
+  def logits(self, params, vectors):
     return self.model.unembed(self.draft_params(params), vectors)
 
-  def unembedding(self, params: Params) -> Params:
+  def unembedding(self, params):
     """See `trainable.Learnable`: a part of the draft model."""
     return {'drafter': self.draft_params(params)}

@@ -20,7 +20,7 @@ from specsample.drafters import vocabulary
 from specsample.models import decoder_layer
 from specsample.models import layers
 from specsample.models import matrices
-from specsample.types import Array, Cache, ModelOutput, Params
+from specsample.types import Array, Params
 
 
 class _Network(nnx.Module):
@@ -62,9 +62,7 @@ class DraftModel(chain.OverModel, trainable.Trainable):
     """The draft model by itself."""
     return Decoder(self)
 
-  def vectors(
-    self, params: Params, tokens: Array, parents: Array | None = None
-  ) -> Array:
+  def vectors(self, params, tokens, parents=None):
     """Returns what the unembedding reads of sequences [B, T]: [B, T, D].
 
     With parents they are trees, as in `types.Model.apply`.
@@ -91,7 +89,7 @@ class DraftModel(chain.OverModel, trainable.Trainable):
   def draft_model(self) -> 'Decoder':
     return self.decoder
 
-  def draft_params(self, params: Params) -> Params:
+  def draft_params(self, params):
     """See `chain.OverModel`: the decoder reads the target's embedding too."""
     return params
 
@@ -142,31 +140,15 @@ class Decoder:
   def _model(self) -> Any:
     return self.drafter.model.keep_layers(self.drafter.layers)
 
-  def init_cache(
-    self, batch_size: int, max_length: int, max_new: int | None = None
-  ) -> Cache:
+  def init_cache(self, batch_size, max_length, max_new=None):
     return self._model.init_cache(batch_size, max_length, max_new)
 
-  def apply(
-    self,
-    params: Params,
-    tokens: Array,
-    cache: Cache,
-    features: tuple[int, ...] = (),
-    parents: Array | None = None,
-  ) -> tuple[ModelOutput, Cache]:
+  def apply(self, params, tokens, cache, features=(), parents=None):
     output, cache = self.run(params, tokens, cache, features, parents)
     logits = self.drafter.target_logits(params, output.hidden)
     return dataclasses.replace(output, logits=logits), cache
 
-  def run(
-    self,
-    params: Params,
-    tokens: Array,
-    cache: Cache,
-    features: tuple[int, ...] = (),
-    parents: Array | None = None,
-  ) -> tuple[ModelOutput, Cache]:
+  def run(self, params, tokens, cache, features=(), parents=None):
     """Does the same as `apply`, but with logits of the target's unembedding."""
     own = self.drafter.own(params)
     found = own['norm']['scale'].dtype
@@ -178,12 +160,10 @@ class Decoder:
     decoder = params['target'] | _own(own)
     return self._model.apply(decoder, tokens, cache, features, parents)
 
-  def commit(
-    self, cache: Cache, length: Array, path: Array | None = None
-  ) -> Cache:
+  def commit(self, cache, length, path=None):
     return self._model.commit(cache, length, path)
 
-  def embed(self, params: Params, ids: Array) -> Array:
+  def embed(self, params, ids):
     return self.drafter.model.embed(params['target'], ids)
 
   def unembed(self, params: Params, hidden: Array) -> Array:

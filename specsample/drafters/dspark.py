@@ -152,7 +152,7 @@ class DSpark(dflash.DFlash):
   head: Annotated[str, settings.one_of(*HEADS)] = 'vanilla'
   _network = _Network
 
-  def initial_state(self, params: Params, pending: Array) -> Array | None:
+  def initial_state(self, params, pending):
     """See `DFlash`: zeros [..., rank] for an RNN."""
     if self.head != 'rnn':
       return None
@@ -160,14 +160,7 @@ class DSpark(dflash.DFlash):
     dtype = self.own(params)['mask'].dtype
     return sharding.zeros((*pending.shape, self.rank), dtype, *axes)
 
-  def given(
-    self,
-    params: Params,
-    logits: Array,
-    vectors: Array,
-    previous: Array,
-    state: Array | None,
-  ) -> tuple[Array, Array | None]:
+  def given(self, params, logits, vectors, previous, state):
     latent, state = self._latent(params, vectors, previous, state)
     rows = latent.reshape(-1, self.rank)
     term = self.merge(params).markov(rows).reshape(logits.shape)
@@ -189,7 +182,7 @@ class DSpark(dflash.DFlash):
     rows = sharding.reshape(rows, previous.shape, *axes)
     return rows.astype(jnp.float32)
 
-  def confidence(self, params: Params, carry: Any) -> Array:
+  def confidence(self, params, carry):
     """See `steps.Steps`: how likely drafts are to be kept if those before are.
 
     Values are in (0, 1), trained towards 1 - TV(target, draft). A draft may be

@@ -16,7 +16,6 @@ from specsample.drafters import fields
 from specsample.drafters import vocabulary
 from specsample.models import attention
 from specsample.models import layers
-from specsample.types import Array, Params
 
 
 class _Layer(nnx.Module):
@@ -77,9 +76,7 @@ class Eagle(feature_chain.FeatureChain):
   bias: settings.Flag = True
   _network = _Eagle
 
-  def features(
-    self, params: Params, hidden: Array, of_layers: tuple[Array, ...]
-  ) -> Array:
+  def features(self, params, hidden, of_layers):
     """See `feature_chain.FeatureChain`: the hidden vectors."""
     del params, of_layers
     return hidden
@@ -157,9 +154,7 @@ class Eagle3(feature_chain.FeatureChain):
       fields.check_features(chosen, size)
       object.__setattr__(self, 'feature_layers', chosen)
 
-  def features(
-    self, params: Params, hidden: Array, of_layers: tuple[Array, ...]
-  ) -> Array:
+  def features(self, params, hidden, of_layers):
     rows = [x.reshape(-1, x.shape[-1]) for x in of_layers]
     return self.merge(params).fuse(rows).reshape(hidden.shape)
 

@@ -17,10 +17,9 @@ from specsample import sharding
 from specsample import types
 from specsample.drafters import adaptive
 from specsample.drafters import suffix
-from specsample.memory import store as store_lib
 from specsample.policies import fixed
 from specsample.policies import policy as policy_lib
-from specsample.types import Array, Draft, Drafter, DraftKind, Params
+from specsample.types import Array, Draft, Drafter, DraftKind
 
 
 @types.pytree
@@ -103,9 +102,7 @@ class Either(Drafter):
   def reads_logits(self) -> bool:
     return self.trained.reads_logits
 
-  def with_store(
-    self, params: Params, name: str, store: store_lib.Store
-  ) -> Params:
+  def with_store(self, params, name, store):
     own = _of(params, 'remembered')
     stores = self.remembered.with_store(own, name, store)['drafter']
     drafter = params.get('drafter', {}) | {'remembered': stores}

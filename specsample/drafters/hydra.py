@@ -17,7 +17,6 @@ from specsample.drafters import heads
 from specsample.drafters import prefix
 from specsample.models import cache as cache_lib
 from specsample.models import layers
-from specsample.types import Array, Params
 
 
 class _Head(heads.Head):
@@ -106,13 +105,7 @@ class Hydra(heads.Heads):
   def reads_prompt(self) -> bool:
     return self.prefix_attention
 
-  def vectors(
-    self,
-    params: Params,
-    tokens: Array,
-    hidden: Array,
-    begins: Array | None = None,
-  ) -> list[Array]:
+  def vectors(self, params, tokens, hidden, begins=None):
     network = self.merge(params)
     if network.prefix is not None:
       empty = prefix.init_cache(self.shape, len(tokens), 0, hidden.dtype)

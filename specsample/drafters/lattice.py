@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample import types
-from specsample.types import Array, DrafterState, Params
+from specsample.types import Array
 
 
 @types.pytree
@@ -34,14 +34,7 @@ class LatticeDrafter(Protocol):
 
   num_draft_tokens: int  # K
 
-  def lattice(
-    self,
-    params: Params,
-    tokens: Array,
-    length: Array,
-    state: DrafterState,
-    num_candidates: int,
-  ) -> Lattice:
+  def lattice(self, params, tokens, length, state, num_candidates):
     """Returns the lattice after the pending tokens.
 
     The first arguments are those of `types.Drafter.propose`. Log-probabilities

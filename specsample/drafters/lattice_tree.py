@@ -67,7 +67,7 @@ class LatticeTree(wrapper.Wrapper):
     found = self.drafter.lattice(params, tokens, length, state, self.candidates)
     return self._best(found), state
 
-  def _best(self, found: lattice_lib.Lattice) -> Draft:
+  def _best(self, found):
     num_nodes, size = self.num_draft_tokens, self.candidates
     best = lattice_lib.best_prefixes(found.log_probs, num_nodes)
     # The step is to `candidate` of a position, after another of the one before.

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from specsample.drafters import heads
 from specsample.drafters import steps
-from specsample.types import Array, Params
 
 
 class _Network(nnx.Module):
@@ -35,13 +34,7 @@ class Medusa(steps.OnePass, heads.Heads):
 
   _network = _Network
 
-  def vectors(
-    self,
-    params: Params,
-    tokens: Array,
-    hidden: Array,
-    begins: Array | None = None,
-  ) -> list[Array]:
+  def vectors(self, params, tokens, hidden, begins=None):
     """See `heads.Heads`; the tokens are not read."""
     del tokens, begins
     rows = hidden.reshape(-1, hidden.shape[-1])

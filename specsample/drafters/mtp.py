@@ -16,7 +16,6 @@ from specsample.drafters import feature_norms
 from specsample.drafters import vocabulary
 from specsample.models import decoder_layer
 from specsample.models import layers
-from specsample.types import Array, Params
 
 
 class _Module(nnx.Module):
@@ -71,12 +70,10 @@ class MTP(feature_chain.FeatureChain):
   _network = _Network
   _is_of_its_kind = True
 
-  def modules(self, params: Params) -> list[_Module]:
+  def modules(self, params):
     return list(self.merge(params).layers)
 
-  def features(
-    self, params: Params, hidden: Array, of_layers: tuple[Array, ...]
-  ) -> Array:
+  def features(self, params, hidden, of_layers):
     """See `feature_chain.FeatureChain`: the hidden vectors."""
     del params, of_layers
     return hidden

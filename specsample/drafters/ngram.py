@@ -62,7 +62,7 @@ class Ngram(Drafter):
     drafted = jax.vmap(self._look_up)(tokens, length)
     return Draft(tokens=drafted, probs=None, kind=DraftKind.POINT_MASS), state
 
-  def _look_up(self, tokens: Array, length: Array) -> Array:
+  def _look_up(self, tokens, length):
     copied, longest = longest_match(
       tokens, length, self.max_ngram, self.num_draft_tokens
     )
@@ -116,7 +116,7 @@ class NgramTree(Drafter):
     )
     return draft, state
 
-  def _look_up(self, tokens: Array, length: Array) -> Array:
+  def _look_up(self, tokens, length):
     matched = _matches(tokens, length, self.max_ngram)
     branches = []
     for _ in range(self.num_branches):

@@ -10,7 +10,7 @@ from typing import Any
 from specsample import checks
 from specsample.drafters import chain
 from specsample.drafters import fields
-from specsample.types import Model, Params
+from specsample.types import Model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,5 +38,5 @@ class Skip(chain.OverModel):
   def draft_model(self) -> Model:
     return self.model.keep_layers(self.layers)
 
-  def draft_params(self, params: Params) -> Params:
+  def draft_params(self, params):
     return self.model.keep_params(params['target'], self.layers)

@@ -105,9 +105,7 @@ class Suffix(Drafter):
     """See `types.Drafter`: 0, K, and the widths that `costs` favour."""
     return widths_lib.ladder(self.costs or (), self.num_draft_tokens)
 
-  def with_store(
-    self, params: Params, name: str, store: store_lib.Store
-  ) -> Params:
+  def with_store(self, params, name, store):
     return params | {'drafter': {**_stores(params), name: store}}
 
   def init(self, params, batch_size, max_length):

@@ -191,14 +191,14 @@ class Trainable(Learnable):
       )
     return params['drafter']
 
-  def logits(self, params: Params, vectors: Array) -> Array:
+  def logits(self, params, vectors):
     own = self.merge(params).vocabulary
     if own is None:
       return self.model.unembed(params['target'], vectors)
     rows = own(vectors.reshape(-1, vectors.shape[-1]))
     return rows.reshape(*vectors.shape[:-1], -1)
 
-  def unembedding(self, params: Params) -> Params:
+  def unembedding(self, params):
     """See `Learnable`: the draft vocabulary's, or else the target's."""
     own = self.own(params)
     if 'vocabulary' in own:
@@ -209,18 +209,18 @@ class Trainable(Learnable):
     """Returns logits [..., V] of [..., D], -inf for tokens never drafted."""
     return self.widen(params, self.logits(params, vectors))
 
-  def widen(self, params: Params, logits: Array) -> Array:
+  def widen(self, params, logits):
     own = self.merge(params).vocabulary
     if own is None:
       return logits
     rows = own.to_target(logits.reshape(-1, logits.shape[-1]), self.vocab_size)
     return rows.reshape(*logits.shape[:-1], -1)
 
-  def target_ids(self, params: Params, ids: Array) -> Array:
+  def target_ids(self, params, ids):
     own = self.merge(params).vocabulary
     return ids if own is None else own.target_ids(ids)
 
-  def draft_ids(self, params: Params, tokens: Array) -> tuple[Array, Array]:
+  def draft_ids(self, params, tokens):
     own = self.merge(params).vocabulary
     if own is None:
       return super().draft_ids(params, tokens)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from specsample import types
-from specsample.types import Drafter, Params
+from specsample.types import Drafter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,5 +57,5 @@ class Wrapper(Drafter):
     inner = self.drafter.with_most_kept(most_kept)
     return dataclasses.replace(self, drafter=inner)
 
-  def with_store(self, params: Params, name: str, store: Any) -> Params:
+  def with_store(self, params, name, store):
     return self.drafter.with_store(params, name, store)

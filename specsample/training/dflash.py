@@ -84,9 +84,7 @@ class DFlashObjective(objective.Objective):
         f'{self._kind.__name__}: give a DFlash2Objective'
       )
 
-  def __call__(
-    self, params: Params, batch: Batch
-  ) -> tuple[Array, dict[str, Array]]:
+  def __call__(self, params, batch):
     """Returns the loss [], and a report from `objective.acceptance`."""
     start, learned = self._chosen(batch)
 

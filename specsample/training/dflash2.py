@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from specsample.drafters import dflash2
 from specsample.training import dflash
 from specsample.training import losses
-from specsample.types import Array, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,9 +29,7 @@ class DFlash2Objective(dflash.DFlashObjective):
   selector_weight: float = 1.0
   _kind: ClassVar[type] = dflash2.DFlash2
 
-  def loss(
-    self, params: Params, drafted: dflash.Drafted, learned: Array
-  ) -> Array:
+  def loss(self, params, drafted, learned):
     loss = super().loss(params, drafted, learned)
     if not self.selector_weight:
       return loss
@@ -45,7 +42,7 @@ class DFlash2Objective(dflash.DFlashObjective):
     learned &= jnp.any(is_token, axis=-1)
     return loss + self.selector_weight * self.mean(values, learned, weights)
 
-  def came(self, params: Params, drafted: dflash.Drafted) -> Array:
+  def came(self, params, drafted):
     """See `DFlashObjective`: where the text's token is selected."""
     logits, is_token = self._selection(params, drafted)
     best = jnp.max(logits, axis=-1, keepdims=True)

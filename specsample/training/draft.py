@@ -10,8 +10,7 @@ from specsample.drafters import chain
 from specsample.drafters import draft_model
 from specsample.training import objective
 from specsample.training import rows as rows_lib
-from specsample.training.step import Batch
-from specsample.types import Array, Model, Params
+from specsample.types import Model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,15 +24,13 @@ class DraftObjective(objective.Objective):
   drafter: draft_model.DraftModel | chain.Chain
   _kind: ClassVar[type] = draft_model.DraftModel
 
-  def __call__(
-    self, params: Params, batch: Batch
-  ) -> tuple[Array, dict[str, Array]]:
+  def __call__(self, params, batch):
     """Returns the loss [], and a report from `objective.acceptance`."""
     loss, match, rows = self._compare(params, batch)
     learned = rows.drafts(self.drafter.num_draft_tokens)
     return loss, objective.acceptance(match, learned)
 
-  def matches(self, params: Params, batch: Batch) -> Array:
+  def matches(self, params, batch):
     _, match, rows = self._compare(params, batch)
     return match & rows.drafts(self.drafter.num_draft_tokens)
 
@@ -80,6 +77,6 @@ class ChainObjective(DraftObjective):
         'same'
       )
 
-  def target_logits(self, params: Params, hidden: Array) -> Array:
+  def target_logits(self, params, hidden):
     """See `objective.Objective`: the target has its own unembedding."""
     return self.target.unembed(params['target'], hidden)

@@ -10,7 +10,6 @@ from specsample.drafters import dspark
 from specsample.training import dflash
 from specsample.training import losses
 from specsample.training.objective import TeacherLoss
-from specsample.types import Array, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,9 +34,7 @@ class DSparkObjective(dflash.DFlashObjective):
   confidence_weight: float = 1.0
   _kind: ClassVar[type] = dspark.DSpark
 
-  def loss(
-    self, params: Params, drafted: dflash.Drafted, learned: Array
-  ) -> Array:
+  def loss(self, params, drafted, learned):
     loss = super().loss(params, drafted, learned)
     if not self.confidence_weight:
       return loss

@@ -14,8 +14,7 @@ from specsample.training import objective
 from specsample.training import rows as rows_lib
 from specsample.training import slots
 from specsample.training import unrolled
-from specsample.training.step import Batch
-from specsample.types import Array, Params
+from specsample.types import Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,9 +62,7 @@ class FeatureObjective(objective.Objective):
         'trained here: give Eagle, Eagle3 or MTP'
       )
 
-  def __call__(
-    self, params: Params, batch: Batch
-  ) -> tuple[Array, dict[str, Array]]:
+  def __call__(self, params, batch):
     """Returns the loss [] and a report of the drafts.
 
     `draft_loss` [num_steps] holds their losses; the rest is from
@@ -86,12 +83,12 @@ class FeatureObjective(objective.Objective):
     of_drafts = jnp.sum(found.losses, axis=(1, 2))
     return loss, {'draft_loss': of_drafts} | accepted
 
-  def matches(self, params: Params, batch: Batch) -> Array:
+  def matches(self, params, batch):
     num_drafts = self.drafter.num_draft_tokens
     _, match, rows = self._compare(params, batch, num_drafts)
     return match & rows.after_first(num_drafts)
 
-  def num_rows(self, matrix: str, batch: Batch) -> int:
+  def num_rows(self, matrix, batch):
     found = super().num_rows(matrix, batch)
     if matrix == 'unembedding':
       return self.num_steps * found

@@ -10,8 +10,6 @@ from specsample.training import losses
 from specsample.training import objective
 from specsample.training import rows as rows_lib
 from specsample.training import slots
-from specsample.training.step import Batch
-from specsample.types import Array, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,9 +42,7 @@ class HeadsObjective(objective.Objective):
         'draft_vocab_size = None'
       )
 
-  def __call__(
-    self, params: Params, batch: Batch
-  ) -> tuple[Array, dict[str, Array]]:
+  def __call__(self, params, batch):
     """Returns the loss [] and a report of the heads, [K] each.
 
     `head_loss` holds their losses; the rest is from `objective.acceptance`.
@@ -72,11 +68,11 @@ class HeadsObjective(objective.Objective):
     of_heads = jnp.sum(found.losses, axis=(1, 2))
     return loss, {'head_loss': of_heads} | accepted
 
-  def matches(self, params: Params, batch: Batch) -> Array:
+  def matches(self, params, batch):
     _, match, rows = self._compare(params, batch, self.hidden(params, batch))
     return match & rows.after_first(self.drafter.num_draft_tokens)
 
-  def num_rows(self, matrix: str, batch: Batch) -> int:
+  def num_rows(self, matrix, batch):
     found = super().num_rows(matrix, batch)
     if matrix == 'unembedding':
       return self.drafter.num_draft_tokens * found
