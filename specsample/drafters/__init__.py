@@ -13,7 +13,7 @@ from specsample.drafters.eagle import Eagle3
 from specsample.drafters.either import Either
 from specsample.drafters.given import Given
 from specsample.drafters.hydra import Hydra
-from specsample.drafters.lattice_tree import LatticeTree
+from specsample.drafters.lattice import LatticeTree
 from specsample.drafters.medusa import Medusa
 from specsample.drafters.mtp import MTP
 from specsample.drafters.ngram import Ngram

@@ -15,6 +15,7 @@ from specsample import indexing
 from specsample import settings
 from specsample import sharding
 from specsample import types
+from specsample.drafters import fields
 from specsample.drafters import heads
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
@@ -245,7 +246,7 @@ class Assistant(trainable.Trainable):
   def observe(self, params, tokens, count, output, verdict, state):
     """See `types.Drafter`: keeps the keys and values of the tokens."""
     del params, tokens, verdict
-    heads.check_dtype(output.hidden, state)
+    fields.check_dtype(output.hidden.dtype, state.hidden.dtype)
     length = state.length + count
     # [B, T, 2, H, head_dim] to keys and values of [B, H, T, head_dim].
     parts = [jnp.moveaxis(x, (2, 3), (0, 2)) for x in output.features]

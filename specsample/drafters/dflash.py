@@ -231,12 +231,8 @@ class DFlash(trainable.Trainable):
     The rings of layers with a window have room for the window and a round.
     """
     del tokens
-    found, own = output.features[0], self.own(params)['mask'].dtype
-    if found.dtype != own:
-      raise ValueError(
-        f'the target computes in {found.dtype}, but the weights of the drafter '
-        f'are {own}: load both with the same dtype'
-      )
+    found = output.features[0]
+    fields.check_dtype(found.dtype, self.own(params)['mask'].dtype)
     positions = state.length[:, None] + jnp.arange(found.shape[1])
     context = self.merge(params).context
     if verdict is not None:
@@ -287,7 +283,7 @@ class DFlash(trainable.Trainable):
     return self._of_slot(params, block)
 
   def lattice(self, params, tokens, length, state, num_candidates):
-    """See `lattice.LatticeDrafter`: the best tokens along the best path.
+    """Returns a `lattice.Lattice` of the best tokens along the best path.
 
     The other tokens keep the logits that they have on that path, whichever
     candidate comes before. That saves a product [rank, V'] per candidate.

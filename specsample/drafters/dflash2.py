@@ -225,7 +225,7 @@ class DFlash2(dflash.DFlash):
     return self._after(params, block, tokens), block
 
   def lattice(self, params, tokens, length, state, num_candidates):
-    """See `lattice.LatticeDrafter`: the probabilities that `next` would give.
+    """Returns a `lattice.Lattice` of the probabilities that `next` would give.
 
     Of the `selector_top_k` candidates, those with the largest U_i are taken.
     """

@@ -151,12 +151,7 @@ class Decoder:
   def run(self, params, tokens, cache, features=(), parents=None):
     """Does the same as `apply`, but with logits of the target's unembedding."""
     own = self.drafter.own(params)
-    found = own['norm']['scale'].dtype
-    if found != jnp.dtype(self._model.dtype):
-      raise ValueError(
-        f'the target computes in {self._model.dtype}, but the weights of the '
-        f'draft model are {found}: load both with the same dtype'
-      )
+    fields.check_dtype(jnp.dtype(self._model.dtype), own['norm']['scale'].dtype)
     decoder = params['target'] | _own(own)
     return self._model.apply(decoder, tokens, cache, features, parents)
 

@@ -10,7 +10,7 @@ the previous entry stands in for a feature that the target has not computed yet
 import abc
 from collections.abc import Sequence
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -91,22 +91,12 @@ class FeatureChain(trainable.Trainable, abc.ABC):
 
   layer_config: Any = None
   most_kept: settings.Count | None = None
-  # Whether `shape` keeps latent attention and experts; if not, layers have keys
-  # and values and one feed-forward.
-  _is_of_its_kind: ClassVar[bool] = False
 
   def _check(self):
     super()._check()
     fields.check_shape(self)
     if self.feature_layers:
       fields.check_features(self.feature_layers, self.model.num_layers)
-
-  @property
-  def shape(self) -> Any:
-    """The configuration that gives the shape of the layers."""
-    if self._is_of_its_kind:
-      return fields.alike(self.layer_config or self.model)
-    return super().shape
 
   @property
   def window(self) -> int | None:
@@ -205,7 +195,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       before = jnp.concatenate([held, before], axis=1)
       kept.append(_take(before, (length - known)[:, None]))
       index = cache.length[:, None] + 1 + i + place - state.length[:, None]
-      num_before, num_after = _entries(known), _entries(length)
+      num_before, num_after = (jnp.maximum(x - 1, 0) for x in (known, length))
       before, cache = self._run(
         params,
         i,
@@ -404,12 +394,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     )
 
   def _features(self, params, output, state):
-    own = state.features[0].dtype
-    if output.hidden.dtype != own:
-      raise ValueError(
-        f'the target computes in {output.hidden.dtype}, but the weights of the '
-        f'drafter are {own}: load both with the same dtype'
-      )
+    fields.check_dtype(output.hidden.dtype, state.features[0].dtype)
     return self.features(params, output.hidden, output.features)
 
   def rope(self, positions: Array) -> tuple[Array, Array]:
@@ -453,11 +438,6 @@ def _behind_drafts(tokens, length, drafted, index):
     drafted, jnp.clip(ahead, 0, num_drafts - 1), axis=1
   )
   return jnp.where(ahead < 0, found, drafts)
-
-
-def _entries(num_known):
-  """Returns how many entries can be made from that many known inputs."""
-  return jnp.maximum(num_known - 1, 0)
 
 
 def _take(x, index):

@@ -41,6 +41,15 @@ def check_shape(drafter: Any) -> None:
     )
 
 
+def check_dtype(of_target: Any, own: Any) -> None:
+  """Raises ValueError unless target and drafter compute in the same dtype."""
+  if of_target != own:
+    raise ValueError(
+      f'the target computes in {of_target}, but the weights of the drafter are '
+      f'{own}: load both with the same dtype'
+    )
+
+
 def alike(shape: Any) -> Any:
   """Returns a Transformer's shape with layers of attention that are all alike.
 

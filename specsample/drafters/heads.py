@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from specsample import settings
 from specsample import sharding
 from specsample import types
+from specsample.drafters import fields
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary as vocabulary_lib
 from specsample.models import int8
@@ -181,17 +182,8 @@ class Heads(trainable.Trainable, abc.ABC):
 
   def _take_in(self, params, hidden, length, state):
     del params
-    check_dtype(hidden, state)
+    fields.check_dtype(hidden.dtype, state.hidden.dtype)
     return take_in(state, hidden, length)
-
-
-def check_dtype(hidden: Array, state: HeadsState) -> None:
-  """Raises ValueError unless target and heads compute in the same dtype."""
-  if hidden.dtype != state.hidden.dtype:
-    raise ValueError(
-      f'the target computes in {hidden.dtype}, but the weights of the heads '
-      f'are {state.hidden.dtype}: load both with the same dtype'
-    )
 
 
 def take_in(state: HeadsState, hidden: Array, length: Array) -> HeadsState:

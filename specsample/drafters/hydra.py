@@ -14,9 +14,12 @@ from specsample import settings
 from specsample import sharding
 from specsample.drafters import fields
 from specsample.drafters import heads
-from specsample.drafters import prefix
 from specsample.models import cache as cache_lib
+from specsample.models import decoder_layer
 from specsample.models import layers
+from specsample.models import masks
+from specsample.models import rotary
+from specsample.types import Array
 
 
 class _Head(heads.Head):
@@ -48,6 +51,63 @@ class _Head(heads.Head):
     return self.finish(x + jax.nn.silu(self.read(joined)))
 
 
+class _PrefixLayer(nnx.Module):
+  """One layer in the shape of `model`, over the target's last hidden vectors.
+
+  It is initially the identity. By default no norm follows it: a norm would undo
+  the scale that the target's unembedding expects.
+  """
+
+  def __init__(self, model: Any, keys, has_norm: bool = False):
+    self.config = dataclasses.replace(model, dtype='float32')
+    self.layer = decoder_layer.DecoderLayer(self.config, keys)
+    for linear in (self.layer.attention.out, self.layer.mlp.down):
+      linear.kernel = nnx.Param(
+        jnp.zeros_like(linear.kernel[...]),
+        axes=linear.kernel.get_metadata('axes'),
+      )
+    self.norm = (
+      layers.RMSNorm(model.dim, model.norm_eps, jnp.float32)
+      if has_norm
+      else None
+    )
+
+  def __call__(
+    self,
+    hidden: Array,
+    cache: cache_lib.KVCache,
+    begins: Array | None = None,
+  ) -> tuple[Array, cache_lib.KVCache]:
+    """Returns the output for hidden [B, T, D] and the extended cache.
+
+    Sequences begin at token begins [B, T], 0 by default.
+    """
+    config = self.config
+    batch, num_new, dim = hidden.shape
+    positions = cache.length[:, None] + jnp.arange(num_new)
+    rope = rotary.tables(
+      positions if begins is None else positions - begins,
+      config.head_dim,
+      config.rope_theta,
+      config.rope_scaling,
+    )
+    mask = masks.causal(
+      cache.length,
+      num_new,
+      cache.keys[0].shape[2],
+      config.sliding_window,
+      begins,
+    )
+    rows, keys, values = self.layer(
+      hidden.reshape(-1, dim), rope, mask, cache.keys[0], cache.values[0]
+    )
+    if self.norm is not None:
+      rows = self.norm(rows)
+    output = rows.reshape(batch, num_new, dim)
+    cache = cache_lib.append(cache, [keys], [values], after=output[:, 0])
+    return output, cache
+
+
 class _Network(nnx.Module):
   def __init__(self, config, keys):
     self.heads = nnx.List(
@@ -55,7 +115,7 @@ class _Network(nnx.Module):
     )
     self.vocabulary = heads.vocabulary(config)
     self.prefix = (
-      prefix.PrefixLayer(config.shape, keys, config.has_prefix_norm)
+      _PrefixLayer(config.shape, keys, config.has_prefix_norm)
       if config.prefix_attention
       else None
     )
@@ -108,7 +168,7 @@ class Hydra(heads.Heads):
   def vectors(self, params, tokens, hidden, begins=None):
     network = self.merge(params)
     if network.prefix is not None:
-      empty = prefix.init_cache(self.shape, len(tokens), 0, hidden.dtype)
+      empty = _init_prefix_cache(self.shape, len(tokens), 0, hidden.dtype)
       hidden, _ = network.prefix(hidden, empty, begins)
     embedded = self._embed(params, tokens)
     behind = lambda i: jnp.pad(embedded, ((0, 0), (0, i), (0, 0)))[:, i:]
@@ -123,13 +183,13 @@ class Hydra(heads.Heads):
     state = super().init(params, batch_size, max_length)
     if not self.prefix_attention:
       return state
-    cache = prefix.init_cache(
+    cache = _init_prefix_cache(
       self.shape, batch_size, max_length, state.hidden.dtype
     )
     return dataclasses.replace(state, cache=cache)
 
   def _take_in(self, params, hidden, length, state):
-    heads.check_dtype(hidden, state)
+    fields.check_dtype(hidden.dtype, state.hidden.dtype)
     if self.prefix_attention:
       hidden, cache = self.merge(params).prefix(hidden, state.cache)
       cache = cache_lib.commit(cache, length)
@@ -172,3 +232,12 @@ class Hydra(heads.Heads):
     rows = lambda x: x.reshape(-1, x.shape[-1])
     vectors = head(rows(hidden), [*map(rows, embeddings)])
     return self.head_logits(params, number, vectors.reshape(shape))
+
+
+def _init_prefix_cache(
+  model: Any, batch_size: int, max_length: int, dtype: jnp.dtype
+) -> cache_lib.KVCache:
+  """Returns an empty cache of one layer."""
+  return cache_lib.init(
+    batch_size, max_length, 1, model.num_kv_heads, model.head_dim, dtype
+  )

@@ -6,6 +6,7 @@ Qwen3.5 have such a module too.
 """
 
 import dataclasses
+from typing import Any
 
 from flax import nnx
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from specsample import settings
 from specsample.drafters import feature_chain
 from specsample.drafters import feature_norms
+from specsample.drafters import fields
 from specsample.drafters import vocabulary
 from specsample.models import decoder_layer
 from specsample.models import layers
@@ -68,7 +70,11 @@ class MTP(feature_chain.FeatureChain):
   norm_offset: float = 0.0
   feeds_back_normed: settings.Flag = False
   _network = _Network
-  _is_of_its_kind = True
+
+  @property
+  def shape(self) -> Any:
+    """The shape with latent attention and experts, unlike other drafters'."""
+    return fields.alike(self.layer_config or self.model)
 
   def modules(self, params):
     return list(self.merge(params).layers)

@@ -14,15 +14,27 @@ import jax.numpy as jnp
 from specsample import checks
 from specsample import settings
 from specsample import sharding
+from specsample import types
 from specsample.drafters import fields
-from specsample.drafters import pieces as pieces_lib
 from specsample.drafters import steps
-from specsample.types import Model
+from specsample.types import Array, Model
 
 # The most pieces that a pass takes in.
 _CHUNK = 64
 # The same when catching up on rounds without drafts.
 _CATCH_UP = 16
+
+
+@types.pytree
+class _Pieces:
+  """The pieces of each row, and a cache that holds some of them."""
+
+  cache: types.Cache
+  ids: Array  # [B, C + slack] int32, including pieces fed as drafts
+  # [B] int32, pieces of the text so far; C + 1 if there are more than C.
+  count: Array
+  num_known: Array  # [B] int32, leading cache entries that match `ids`
+  length: Array  # [B] int32, tokens whose pieces are in `ids`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +83,7 @@ class TLI(steps.Steps):
     ids = jnp.zeros((batch_size, room + self._slack), jnp.int32)
     ids = ids.at[:, : prefix.size].set(prefix)
     count = lambda: sharding.zeros((batch_size,), jnp.int32, 'batch')
-    return pieces_lib.Pieces(
+    return _Pieces(
       cache=self.model.init_cache(batch_size, ids.shape[1]),
       ids=sharding.constrain(ids, 'batch', None),
       count=count() + prefix.size,
@@ -101,7 +113,7 @@ class TLI(steps.Steps):
     start = jnp.maximum(known - 2, 0)
     output, cache = self.model.apply(
       self._own(params)['model'],
-      pieces_lib.take(state.ids, start, 2),
+      _take(state.ids, start, 2),
       self.model.commit(state.cache, start),
     )
     logits = jnp.take_along_axis(
@@ -138,7 +150,7 @@ class TLI(steps.Steps):
       known = carry.num_known
       carry = dataclasses.replace(
         carry,
-        ids=pieces_lib.write(carry.ids, fed, known[:, None]),
+        ids=_write(carry.ids, fed, known[:, None]),
         num_known=known + 1,
       )
     return self._to_target(params, output.logits), carry
@@ -178,7 +190,7 @@ class TLI(steps.Steps):
 
   def _append(self, params, tokens, count, state):
     table = self._own(params)['pieces']
-    return pieces_lib.append(state, table, tokens, count, self._room(state))
+    return _append(state, table, tokens, count, self._room(state))
 
   def _feed(self, params, state, width, leave):
     """Feeds all pieces but the last `leave`, at most `width` per pass."""
@@ -192,7 +204,7 @@ class TLI(steps.Steps):
       known, cache = carry
       _, cache = self.model.apply(
         self._own(params)['model'],
-        pieces_lib.take(state.ids, known, width),
+        _take(state.ids, known, width),
         self.model.commit(cache, known),
       )
       known = jnp.maximum(known, jnp.minimum(known + width, end))
@@ -236,3 +248,49 @@ class TLI(steps.Steps):
         'that target'
       )
     return own
+
+
+def _append(
+  state: _Pieces, table: Array, tokens: Array, count: Array, room: int
+) -> _Pieces:
+  """Appends the pieces of more tokens.
+
+  _Pieces fed as drafts stay known as long as the text agrees with them.
+
+  Args:
+    state: of B rows.
+    table: [V, P] int32, the pieces of each token, -1 for none.
+    tokens: [B, T]. count: [B], how many of them are new.
+    room: C, the most pieces of a row that are kept.
+  """
+  places = sharding.of_new('batch', None, None)
+  new = table.at[tokens].get(out_sharding=places)  # [B, T, P]
+  is_new = jnp.arange(tokens.shape[1]) < count[:, None]
+  is_piece = ((new >= 0) & is_new[..., None]).reshape(len(tokens), -1)
+  index = state.count[:, None] + jnp.cumsum(is_piece, axis=1) - 1
+  size = state.ids.shape[1]
+  index = jnp.where(is_piece & (index < room), index, size)
+  ids = _write(state.ids, new.reshape(len(tokens), -1), index)
+  total = state.count + jnp.sum(is_piece, axis=1)
+  total = jnp.minimum(total, room + 1).astype(jnp.int32)
+  differs = jnp.where(ids != state.ids, jnp.arange(size), size)
+  num_known = jnp.minimum(state.num_known, jnp.min(differs, axis=1))
+  return dataclasses.replace(
+    state,
+    ids=ids,
+    count=total,
+    num_known=jnp.minimum(num_known, total),
+    length=state.length + count,
+  )
+
+
+def _take(rows: Array, start: Array, width: int) -> Array:
+  """Returns `width` entries of rows [B, S] from start [B] on."""
+  of_row = lambda row, i: jax.lax.dynamic_slice(row, (i,), (width,))
+  return jax.vmap(of_row)(rows, start)
+
+
+def _write(rows: Array, values: Array, index: Array) -> Array:
+  """Writes values [B, n] into rows [B, S] at index [B, n]; S is dropped."""
+  of_row = lambda row, values, index: row.at[index].set(values, mode='drop')
+  return jax.vmap(of_row)(rows, values, index)
