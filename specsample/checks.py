@@ -15,25 +15,16 @@ from specsample.types import Drafter, Params
 
 def is_drafter(name: str, value: Any) -> None:
   """Raises ValueError unless an argument of that name is a drafter."""
-  if isinstance(value, Drafter):
-    _check_static(name, value)
-    return
   if isinstance(value, type):
     raise ValueError(
       f'{name} is the class {value.__name__}: give an instance, such as '
       f'{value.__name__}(...)'
     )
-  if hasattr(value, 'propose'):
+  if not isinstance(value, Drafter):
     raise ValueError(
-      f'{name} is {type(value).__name__}, which does not derive from '
-      'specsample.types.Drafter: derive it from that class'
+      f'{name} is {value!r}: give a drafter that derives from '
+      'specsample.types.Drafter, such as drafters.NoDraft()'
     )
-  raise ValueError(
-    f'{name} is {value!r}: give a drafter, such as drafters.NoDraft()'
-  )
-
-
-def _check_static(name, value):
   try:
     hash(value)
   except TypeError as error:

@@ -219,7 +219,6 @@ class Adaptive(wrapper.Wrapper):
     return dataclasses.replace(state, inner=inner, over=over)
 
   def observe(self, params, tokens, count, output, verdict, state):
-    """See `types.Drafter`: policies learn how many drafts were kept."""
     inner = self.drafter.observe(
       params, tokens, count, output, verdict, state.inner
     )

@@ -244,7 +244,6 @@ class Assistant(trainable.Trainable):
     )
 
   def observe(self, params, tokens, count, output, verdict, state):
-    """See `types.Drafter`: keeps the keys and values of the tokens."""
     del params, tokens, verdict
     fields.check_dtype(output.hidden.dtype, state.hidden.dtype)
     length = state.length + count

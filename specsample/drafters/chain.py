@@ -132,7 +132,6 @@ class OverModel(steps.Steps):
     return self.draft_model.apply(own, tokens, cache, parents=parents)
 
   def resume(self, params, tokens, length, state):
-    """See `types.Drafter`: feeds the tokens that were left out."""
 
     def cond(state):
       return jnp.any(state.length < length - self._num_read)
@@ -151,7 +150,6 @@ class OverModel(steps.Steps):
     return jax.lax.while_loop(cond, feed, state)
 
   def next(self, params, tokens, parents, carry):
-    """See `steps.Steps`: a pass over the new tokens."""
     output, cache = self._apply(params, tokens, carry.cache, parents)
     fed = carry.fed
     if parents is None:
@@ -210,7 +208,6 @@ class Chain(OfTwoModels, trainable.Learnable):
     return True
 
   def is_trained(self) -> Params:
-    """See `trainable.Learnable`: the whole draft model."""
     return jax.tree.map(lambda _: True, self.model.abstract_params())
 
   def vectors(self, params, tokens, parents=None):
@@ -221,5 +218,4 @@ class Chain(OfTwoModels, trainable.Learnable):
     return self.model.unembed(self.draft_params(params), vectors)
 
   def unembedding(self, params):
-    """See `trainable.Learnable`: a part of the draft model."""
     return {'drafter': self.draft_params(params)}

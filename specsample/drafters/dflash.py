@@ -263,7 +263,6 @@ class DFlash(trainable.Trainable):
     return self._of_slot(params, block)
 
   def next(self, params, tokens, parents, carry):
-    """See `steps.Steps`: the next slot of the block."""
     state, num_nodes = carry.state, carry.num_nodes
     if parents is not None:
       num_new = tokens.shape[1]

@@ -219,7 +219,6 @@ class DFlash2(dflash.DFlash):
     return self._after(params, block, pending), block
 
   def next(self, params, tokens, parents, carry):
-    """See `steps.Steps`: the next slot of the block."""
     del parents
     block = dataclasses.replace(carry, number=carry.number + 1)
     return self._after(params, block, tokens), block

@@ -90,7 +90,6 @@ class DraftModel(chain.OverModel, trainable.Trainable):
     return self.decoder
 
   def draft_params(self, params):
-    """See `chain.OverModel`: the decoder reads the target's embedding too."""
     return params
 
   def init(self, params, batch_size, max_length):

@@ -153,7 +153,6 @@ class DSpark(dflash.DFlash):
   _network = _Network
 
   def initial_state(self, params, pending):
-    """See `DFlash`: zeros [..., rank] for an RNN."""
     if self.head != 'rnn':
       return None
     axes = ('batch', *[None] * pending.ndim)

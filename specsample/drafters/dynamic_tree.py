@@ -63,7 +63,6 @@ class DynamicTree(wrapper.Wrapper):
     )
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: one call of `next` per level but the last."""
     del draw, warp
     batch, width = tokens.shape[0], self.width
     logits, carry = self.drafter.root(params, tokens, length, state)

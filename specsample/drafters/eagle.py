@@ -77,7 +77,6 @@ class Eagle(feature_chain.FeatureChain):
   _network = _Eagle
 
   def features(self, params, hidden, of_layers):
-    """See `feature_chain.FeatureChain`: the hidden vectors."""
     del params, of_layers
     return hidden
 

@@ -82,12 +82,10 @@ class Either(Drafter):
 
   @property
   def depth(self) -> int:
-    """See `types.Drafter`: that of the deeper draft."""
     return max(self.remembered.depth, self.trained.depth)
 
   @property
   def widths(self) -> tuple[int, ...]:
-    """See `types.Drafter`: the widths of both drafters."""
     return tuple(sorted({*self.remembered.widths, *self.trained.widths}))
 
   @property
@@ -110,14 +108,12 @@ class Either(Drafter):
 
   @property
   def policies(self) -> Sequence[policy_lib.Policy]:
-    """See `types.Drafter`: those of the trained drafter."""
     return self.trained.policies
 
   def untaught(self) -> tuple[policy_lib.State, ...]:
     return self.trained.untaught()
 
   def learned(self, state: EitherState) -> tuple[policy_lib.State, ...]:
-    """See `Adaptive.learned`: what the trained drafter's policies know."""
     return self.trained.learned(state.trained)
 
   def init(self, params, batch_size, max_length):

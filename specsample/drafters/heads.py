@@ -176,7 +176,6 @@ class Heads(trainable.Trainable, abc.ABC):
     )
 
   def observe(self, params, tokens, count, output, verdict, state):
-    """See `types.Drafter`: the last of the tokens is what the heads read."""
     del tokens, verdict
     return self._take_in(params, output.hidden, state.length + count, state)
 

@@ -139,7 +139,6 @@ class LatticeTree(wrapper.Wrapper):
     return min(self.drafter.num_draft_tokens, self.num_draft_tokens)
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: one pass, whatever the tree."""
     del draw, warp
     found = self.drafter.lattice(params, tokens, length, state, self.candidates)
     return self._best(found), state

@@ -35,7 +35,6 @@ class Medusa(steps.OnePass, heads.Heads):
   _network = _Network
 
   def vectors(self, params, tokens, hidden, begins=None):
-    """See `heads.Heads`; the tokens are not read."""
     del tokens, begins
     rows = hidden.reshape(-1, hidden.shape[-1])
     return [

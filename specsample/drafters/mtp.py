@@ -80,7 +80,6 @@ class MTP(feature_chain.FeatureChain):
     return list(self.merge(params).layers)
 
   def features(self, params, hidden, of_layers):
-    """See `feature_chain.FeatureChain`: the hidden vectors."""
     del params, of_layers
     return hidden
 

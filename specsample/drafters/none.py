@@ -18,7 +18,6 @@ class NoDraft(Drafter):
   num_draft_tokens = 0
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: an empty draft."""
     del params, draw, warp, length
     empty = sharding.zeros((tokens.shape[0], 0), jnp.int32, 'batch', None)
     return Draft(tokens=empty, probs=None, kind=DraftKind.POINT_MASS), state

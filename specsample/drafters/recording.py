@@ -115,7 +115,6 @@ class Recording(wrapper.Wrapper):
     )
 
   def observe(self, params, tokens, count, output, verdict, state):
-    """See `types.Drafter`: records the outputs of a round or a prompt."""
     inner = self.drafter.observe(
       params, tokens, count, output, verdict, state.inner
     )

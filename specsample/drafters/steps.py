@@ -256,7 +256,6 @@ class OnePass(Steps):
     """
 
   def first(self, params, tokens, length, state):
-    """See `Steps`: all slots at once."""
     logits, state = self.slots(params, tokens, length, state)
     number = jnp.zeros((), jnp.int32)
     return logits[:, :1], _Slots(logits=logits, number=number, state=state)
@@ -265,7 +264,6 @@ class OnePass(Steps):
     return self.first(params, tokens, length, state)
 
   def next(self, params, tokens, parents, carry):
-    """See `Steps`: the next slot, the same for all tokens."""
     del params, parents
     carry = dataclasses.replace(carry, number=carry.number + 1)
     return of_step(carry.logits, carry.number, tokens), carry

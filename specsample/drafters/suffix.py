@@ -152,7 +152,6 @@ class Suffix(Drafter):
     return self.propose(params, None, None, tokens, length, state)[1]
 
   def observe(self, params, tokens, count, output, verdict, state):
-    """See `types.Drafter`: compares what was proposed with what was emitted."""
     del params, output
     if verdict is None:
       return state

@@ -71,7 +71,6 @@ class Tree(wrapper.Wrapper):
     return self.drafter.init_tree(params, batch_size, max_length, num_extended)
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: one call of `next` per level but the last."""
     topology, batch = self.topology, tokens.shape[0]
     logits, carry = self.drafter.root(params, tokens, length, state)
     nothing = jnp.full((batch, topology.num_nodes), -1, jnp.int32)

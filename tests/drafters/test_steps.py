@@ -149,7 +149,7 @@ class _Alien:
 @pytest.mark.parametrize(
   ('drafter', 'message'),
   [
-    (_Alien(), '_Alien, which does not derive from .*: derive it from that'),
+    (_Alien(), '_Alien .*: give a drafter that derives from'),
     (drafters.Chain, 'drafter is the class Chain: give an instance'),
     (None, 'drafter is None: give a drafter'),
   ],
