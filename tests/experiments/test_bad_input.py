@@ -90,7 +90,7 @@ _EVALUATE = {
     'max_new_tokens is 0 ... at least 1'
   ),
   '--gin_bindings=Ngram.num_draft_tokens = -1': (
-    'num_draft_tokens is -1 ... draft at least'
+    'num_draft_tokens is -1 ... give at least'
   ),
   '--gin_bindings=Sampling.temperature = -1.0': (
     'temperature is -1.0 ... at least 0'
@@ -203,7 +203,7 @@ _BENCHMARK = {
     'a prompt of 618 tokens ... shorten it'
   ),
   '--gin_bindings=Ngram.num_draft_tokens = -1': (
-    'num_draft_tokens is -1 ... draft at least'
+    'num_draft_tokens is -1 ... give at least'
   ),
   "--gin_bindings=TARGET = 'nowhere'": (
     "'nowhere' is not a file ... check the path"
