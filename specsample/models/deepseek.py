@@ -1,6 +1,5 @@
 """DeepSeek-V3 (2412.19437): latent attention, routed and shared experts."""
 
-import dataclasses
 import re
 
 import numpy as np
@@ -13,64 +12,45 @@ from specsample.models import llama
 from specsample.models import tensors
 from specsample.models import transformer
 
-_ATTENTION = 'model.layers.{}.self_attn.'
-_MLP = 'model.layers.{}.mlp.'
-_NAMES = llama.NAMES | {
-  'layers.{}.attention.query_in.kernel': _ATTENTION + 'q_a_proj.weight',
-  'layers.{}.attention.query_norm.scale': _ATTENTION + 'q_a_layernorm.weight',
-  'layers.{}.attention.key_value_in.kernel': (
-    _ATTENTION + 'kv_a_proj_with_mqa.weight'
-  ),
-  'layers.{}.attention.key_value_norm.scale': (
-    _ATTENTION + 'kv_a_layernorm.weight'
-  ),
-  'layers.{}.attention.key_value.kernel': _ATTENTION + 'kv_b_proj.weight',
-  'layers.{}.mlp.router.kernel': _MLP + 'gate.weight',
-  'layers.{}.mlp.router_bias': _MLP + 'gate.e_score_correction_bias',
-  'layers.{}.mlp.expert_gate.kernel': _MLP + 'experts.*.gate_proj.weight',
-  'layers.{}.mlp.expert_up.kernel': _MLP + 'experts.*.up_proj.weight',
-  'layers.{}.mlp.expert_down.kernel': _MLP + 'experts.*.down_proj.weight',
-  'layers.{}.mlp.shared.gate.kernel': _MLP + 'shared_experts.gate_proj.weight',
-  'layers.{}.mlp.shared.up.kernel': _MLP + 'shared_experts.up_proj.weight',
-  'layers.{}.mlp.shared.down.kernel': _MLP + 'shared_experts.down_proj.weight',
-}
+_NAMES = (
+  llama.NAMES
+  | llama.experts_names('mlp.')
+  | llama.shared_names('mlp.shared_experts.')
+  | family.of_layers(
+    {
+      'attention.query_in.kernel': 'self_attn.q_a_proj.weight',
+      'attention.query_norm.scale': 'self_attn.q_a_layernorm.weight',
+      'attention.key_value_in.kernel': 'self_attn.kv_a_proj_with_mqa.weight',
+      'attention.key_value_norm.scale': 'self_attn.kv_a_layernorm.weight',
+      'attention.key_value.kernel': 'self_attn.kv_b_proj.weight',
+      'mlp.router_bias': 'mlp.gate.e_score_correction_bias',
+    }
+  )
+)
 
 
 def _deepseek_v3(
   config: config_lib.Config, dtype: str
 ) -> transformer.Transformer:
-  for key, supported in (
-    ('hidden_act', 'silu'),
-    ('attention_bias', False),
-    ('scoring_func', 'sigmoid'),
-    ('topk_method', 'noaux_tc'),
-    ('moe_layer_freq', 1),
-    ('rope_interleave', True),
-  ):
-    config.only(key, supported)
   # Latent attention has as many key-value heads as heads: take the defaults.
-  values = dict(config.values) | {'num_key_value_heads': None, 'head_dim': None}
-  config = config_lib.Config(values, config.origin)
+  config = config.changed({'num_key_value_heads': None, 'head_dim': None})
   fields = llama.shape(config, dtype) | llama.rope(config)
   latent = attention.Latent(
     kv_rank=config.size('kv_lora_rank'),
     rope_dim=config.size('qk_rope_head_dim'),
     head_dim=config.size('qk_nope_head_dim'),
     value_dim=config.size('v_head_dim'),
-    query_rank=(
-      None if config.get('q_lora_rank') is None else config.size('q_lora_rank')
-    ),
+    query_rank=config.optional_size('q_lora_rank'),
   )
   hidden = config.size('moe_intermediate_size')
   num_dense = config.get('first_k_dense_replace')
+  names = 'n_routed_experts', 'num_local_experts'
   return transformer.Transformer(
     **fields,
     latent=latent,
     query_scale=_query_scale(latent, config),
     experts=experts.Experts(
-      num_experts=config.size_of_one(
-        'n_routed_experts', 'num_local_experts', default=256
-      ),
+      num_experts=config.size_of_one(*names, default=256),
       num_per_token=config.size('num_experts_per_tok'),
       mlp_dim=hidden,
       dense_layers=tuple(
@@ -92,9 +72,8 @@ def _query_scale(latent, config):
   rope = llama.rope_part(config)
   scale = (latent.head_dim + latent.rope_dim) ** -0.5
   weight = rope.get('mscale_all_dim', 0)
-  if rope.of_one('rope_type', 'type') in (None, 'default'):
-    return scale
-  if not weight:
+  is_plain = rope.of_one('rope_type', 'type') in (None, 'default')
+  if is_plain or not weight:
     return scale
   growth = llama.yarn_growth(
     rope.number('factor'), rope.number('mscale_all_dim')
@@ -110,48 +89,37 @@ def _own_name(name):
   return family.own_name(name.replace('.q_b_proj.', '.q_proj.'))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Split:
-  """A tensor whose rotated rows are stored as interleaved pairs.
+def _divided(
+  model: transformer.Transformer, file: tensors.TensorFile
+) -> tensors.Tensors:
+  """Orders the rotated rows as `rotary.rotate` expects them.
 
-  They are the last `rope_dim` of every `size` rows. Reading puts the first rows
-  of all pairs before the second rows.
+  They are the last ones of each head, stored as interleaved pairs.
   """
-
-  tensor: tensors.Tensor
-  num_rows: int
-  size: int
-  rope_dim: int
-
-  def __getitem__(self, index: tensors.Index, /) -> np.ndarray:
-    whole = self.tensor[(slice(None),) * len(index)]
-    begin = self.size - self.rope_dim
-    pairs = np.arange(begin, self.size).reshape(-1, 2).T.reshape(-1)
-    order = np.concatenate([np.arange(begin), pairs])
-    starts = np.arange(0, self.num_rows, self.size)
-    return whole[(starts[:, None] + order).reshape(-1)][index]
-
-
-def _rearranged(
-  model: transformer.Transformer, name: str, tensor: tensors.Tensor
-) -> tensors.Tensor:
-  """Orders the rotated rows as `rotary.rotate` expects them."""
-  latent = model.latent
-  assert latent is not None
-  match = re.search(r'\.(q_proj|kv_a_proj_with_mqa)\.', name)
-  if match is None:
-    return tensor
-  size, count = latent.kv_rank + latent.rope_dim, 1
-  if match[1] == 'q_proj':
-    size, count = latent.head_dim + latent.rope_dim, model.num_heads
-  return _Split(tensor, size * count, size, latent.rope_dim)
+  latent, found = model.latent, file.tensors()
+  if latent is None:  # a target of another family than the folder's
+    return found
+  for name, tensor in found.items():
+    match = re.search(r'\.(q_proj|kv_a_proj_with_mqa)\.', name)
+    if match is None:
+      continue
+    plain, count = latent.kv_rank, 1
+    if match[1] == 'q_proj':
+      plain, count = latent.head_dim, model.num_heads
+    size = plain + latent.rope_dim
+    pairs = np.arange(plain, size).reshape(-1, 2).T.reshape(-1)
+    order = np.concatenate([np.arange(plain), pairs])
+    rows = (np.arange(count)[:, None] * size + order).reshape(-1)
+    if len(rows) == tensor.shape[0]:
+      found[name] = tensors.Rows(tensor, rows)
+  return found
 
 
 DEEPSEEK_V3 = family.Family(
   _deepseek_v3,
   _NAMES,
   _own_name,
-  _rearranged,
+  _divided,
   defaults={
     'max_position_embeddings': 4096,
     'rms_norm_eps': 1e-6,
@@ -168,6 +136,14 @@ DEEPSEEK_V3 = family.Family(
     'num_experts_per_tok': 8,
     'first_k_dense_replace': 3,
     'norm_topk_prob': True,
+    'rope_interleave': True,
+  },
+  only={
+    'hidden_act': 'silu',
+    'attention_bias': False,
+    'scoring_func': 'sigmoid',
+    'topk_method': 'noaux_tc',
+    'moe_layer_freq': 1,
     'rope_interleave': True,
   },
 )

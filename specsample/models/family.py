@@ -34,6 +34,14 @@ def own_name(name: str) -> str | None:
   return name
 
 
+def of_layers(names: Mapping[str, str]) -> dict[str, str]:
+  """Returns `Family.names` of all layers, given those within a layer."""
+  return {
+    f'layers.{{}}.{ours}': f'model.layers.{{}}.{theirs}'
+    for ours, theirs in names.items()
+  }
+
+
 def text_part(config: config_lib.Config) -> config_lib.Config:
   """Returns the configuration of the text model in one of text and images.
 
@@ -45,22 +53,7 @@ def text_part(config: config_lib.Config) -> config_lib.Config:
     return config
   key = 'tie_word_embeddings'
   tied = config.get(key, text.get(key))
-  given = text.values if tied is None else {**text.values, key: tied}
-  return config_lib.Config(given, config.origin)
-
-
-def _as_stored(
-  model: transformer.Transformer, name: str, tensor: tensors.Tensor
-) -> tensors.Tensor:
-  del model, name
-  return tensor
-
-
-def _undivided(
-  model: transformer.Transformer, file: tensors.TensorFile
-) -> tensors.TensorFile:
-  del model
-  return file
+  return text if tied is None else text.changed({key: tied})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +67,13 @@ class Family:
       the numbers of the experts, whose tensors are stacked.
     own_name: maps a tensor's name in a file to its name in `names`, or to None
       if it is not read.
-    rearranged: given the model, a tensor's name and the tensor, returns the
-      tensor, reordered if the library's order is not the family's.
     divided: given the model and the tensors by the names in `names`, returns
-      the tensors, with those that hold several parameters divided; see `parts`.
+      the tensors, with those that hold several parameters divided, and rows in
+      the order of the library.
+    check: raises ValueError for values that were converted.
     defaults: the values of keys that config.json leaves out, those of the
       family's class in transformers.
+    only: the settings of which only one value is supported.
     text: returns the configuration of the text model alone.
     mtp_prefix: begins the names of a single module for multi-token prediction;
       None if modules are stored as layers after the last one.
@@ -88,13 +82,14 @@ class Family:
   make: Callable[[config_lib.Config, str], transformer.Transformer]
   names: Mapping[str, str]
   own_name: Callable[[str], str | None] = own_name
-  rearranged: Callable[
-    [transformer.Transformer, str, tensors.Tensor], tensors.Tensor
-  ] = _as_stored
   divided: Callable[
-    [transformer.Transformer, tensors.TensorFile], tensors.TensorFile
-  ] = _undivided
+    [transformer.Transformer, tensors.TensorFile], tensors.Tensors
+  ] = lambda model, file: file.tensors()
+  check: Callable[[tensors.TensorFile], None] = lambda file: None
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  only: Mapping[str, Any] = dataclasses.field(
+    default_factory=lambda: {'hidden_act': 'silu'}
+  )
   text: Callable[[config_lib.Config], config_lib.Config] = lambda config: config
   mtp_prefix: str | None = None
 
@@ -103,6 +98,8 @@ class Family:
   ) -> transformer.Transformer:
     """Returns the model of a config.json."""
     config = self.text(config).filled(self.defaults)
+    for key, supported in self.only.items():
+      config.only(key, supported)
     try:
       return self.make(config, dtype)
     except ValueError as error:

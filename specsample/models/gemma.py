@@ -8,19 +8,17 @@ from specsample.models import config as config_lib
 from specsample.models import experts
 from specsample.models import family
 from specsample.models import llama
-from specsample.models import parts
 from specsample.models import rotary
 from specsample.models import tensors
 from specsample.models import transformer
 
-_LAYER = 'model.layers.{}.'
-_NAMES = llama.NAMES | {
-  'layers.{}.attention_post_norm.scale': (
-    _LAYER + 'post_attention_layernorm.weight'
-  ),
-  'layers.{}.mlp_norm.scale': _LAYER + 'pre_feedforward_layernorm.weight',
-  'layers.{}.mlp_post_norm.scale': _LAYER + 'post_feedforward_layernorm.weight',
-}
+_NAMES = llama.NAMES | family.of_layers(
+  {
+    'attention_post_norm.scale': 'post_attention_layernorm.weight',
+    'mlp_norm.scale': 'pre_feedforward_layernorm.weight',
+    'mlp_post_norm.scale': 'post_feedforward_layernorm.weight',
+  }
+)
 
 
 def fields(dim: int) -> dict[str, Any]:
@@ -48,37 +46,42 @@ def _shape(config, dtype, step):
 
   Every `step`-th layer has no window, if the configuration does not say.
   """
-  config.only('hidden_activation', 'gelu_pytorch_tanh')
-  config.only('use_bidirectional_attention', False)
   has_bias = config.flag('attention_bias')
-  shape = llama.shape(config, dtype, full_rope(config))
-  return (
-    shape
-    | fields(shape['dim'])
-    | {
-      'attention_bias': has_bias,
-      'attention_out_bias': has_bias,
-      'query_scale': config.number('query_pre_attn_scalar') ** -0.5,
-      'attention_softcap': config.optional_number('attn_logit_softcapping'),
-      'logit_softcap': config.optional_number('final_logit_softcapping'),
-      'sliding_window': config.size('sliding_window'),
-      'sliding_layers': _sliding_layers(config, shape['num_layers'], step),
-    }
-  )
+  shape = llama.shape(config, dtype, _full_rope(config))
+  return {
+    **shape,
+    **fields(shape['dim']),
+    'attention_bias': has_bias,
+    'attention_out_bias': has_bias,
+    'query_scale': config.number('query_pre_attn_scalar') ** -0.5,
+    'attention_softcap': config.optional_number('attn_logit_softcapping'),
+    'logit_softcap': config.optional_number('final_logit_softcapping'),
+    'sliding_window': config.size('sliding_window'),
+    'sliding_layers': _sliding_layers(config, shape['num_layers'], step),
+  }
 
 
-def full_rope(config: config_lib.Config) -> config_lib.Config | None:
+def _full_rope(config):
   """Returns the rope of the layers without a window, None if all have one."""
   of_kinds = config.part('rope_parameters')
   key = 'full_attention'
   return of_kinds.part(key) if of_kinds.has(key) else None
 
 
+def _local_theta(of_kinds):
+  """Returns rope_theta of the layers with a window."""
+  key = 'sliding_attention'
+  local = llama.rope_of(of_kinds.part(key))
+  if local['rope_scaling'] is not None:
+    raise of_kinds.unexpected(key, 'a rope that is not scaled')
+  return local['rope_theta']
+
+
 def _sliding_layers(config, num_layers, step):
-  if config.get('layer_types') is not None:
-    return llama.layers_of_kind(config, 'sliding_attention')
-  step = config.size('sliding_window_pattern', step)
-  return sliding_layers(num_layers, step)
+  if config.get('layer_types') is None:
+    step = config.size('sliding_window_pattern', step)
+    return sliding_layers(num_layers, step)
+  return llama.layers_of_kind(config, 'sliding_attention')
 
 
 def sliding_layers(num_layers: int, step: int) -> tuple[int, ...]:
@@ -92,41 +95,39 @@ def _gemma2(config: config_lib.Config, dtype: str) -> transformer.Transformer:
 
 
 def _gemma3(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  # transformers reads it and does not apply it.
-  config.only('attn_logit_softcapping', None)
   fields = _shape(config, dtype, step=6)
   return transformer.Transformer(**fields, qk_norm=True, **_gemma3_rope(config))
 
 
 def _gemma3_rope(config):
   """Returns the rope's fields; transformers 5 writes them per layer type."""
-  new = config.part('rope_parameters')
+  new, theta = config.part('rope_parameters'), 1_000_000.0
+  old_name = 'rope_local_base_freq'
   if not new.has('full_attention'):
-    theta = config.number('rope_local_base_freq', 10_000.0)
-    full = llama.rope(config, _GEMMA3_THETA)
-    return full | {'sliding_rope_theta': theta}
-  local = llama.rope_of(new.part('sliding_attention'))
-  if local['rope_scaling'] is not None:
-    raise new.unexpected('sliding_attention', 'a rope that is not scaled')
-  full = llama.rope_of(new.part('full_attention'), _GEMMA3_THETA)
-  # The names that earlier versions had for the same.
-  config.only('rope_scaling', None)
-  for key, theta in (
-    ('rope_theta', full['rope_theta']),
-    ('rope_local_base_freq', local['rope_theta']),
-  ):
-    config.agreed({key: config.get(key), 'that of rope_parameters': theta})
-  return full | {'sliding_rope_theta': local['rope_theta']}
-
-
-_GEMMA3_THETA = 1_000_000.0
+    local_theta = config.number(old_name, 10_000.0)
+    full = llama.rope(config, theta)
+  else:
+    local_theta = _local_theta(new)
+    full = llama.rope_of(new.part('full_attention'), theta)
+    # The names that earlier versions had for the same.
+    config.only('rope_scaling', None)
+    for key, theta in (
+      ('rope_theta', full['rope_theta']),
+      (old_name, local_theta),
+    ):
+      config.agreed({key: config.get(key), 'that of rope_parameters': theta})
+  return full | {'sliding_rope_theta': local_theta}
 
 
 def _name_of_text(name):
   """Returns a text tensor's name from either layout; None for image tensors."""
   of_images = (
-    *('vision_tower.', 'multi_modal_projector.', 'audio_tower.'),
-    *('embed_vision.', 'embed_audio.', 'vision_embedder.'),
+    'vision_tower.',
+    'multi_modal_projector.',
+    'audio_tower.',
+    'embed_vision.',
+    'embed_audio.',
+    'vision_embedder.',
   )
   if name.removeprefix('model.').startswith(of_images):
     return None
@@ -135,9 +136,12 @@ def _name_of_text(name):
   return family.own_name(name)
 
 
+_ACTIVATION = {'hidden_activation': 'gelu_pytorch_tanh'}
+_ONLY = _ACTIVATION | {'use_bidirectional_attention': False}
 GEMMA2 = family.Family(
   _gemma2,
   _NAMES,
+  only=_ONLY,
   defaults=_DEFAULTS
   | {
     'max_position_embeddings': 8192,
@@ -148,6 +152,8 @@ GEMMA2 = family.Family(
 GEMMA3 = family.Family(
   _gemma3,
   _NAMES,
+  # transformers reads attn_logit_softcapping and does not apply it.
+  only=_ONLY | {'attn_logit_softcapping': None},
   defaults=_DEFAULTS
   | {'vocab_size': 262_208, 'max_position_embeddings': 131_072},
 )
@@ -156,27 +162,32 @@ GEMMA3_WITH_IMAGES = dataclasses.replace(
   GEMMA3, own_name=_name_of_text, text=family.text_part
 )
 
-_GATE, _UP = ' (gates)', ' (other inputs)'
-_EXPERTS = _LAYER + 'experts.'
-_BESIDE = 'layers.{}.beside.'
-_NAMES4 = _NAMES | {
-  'layers.{}.scalar': _LAYER + 'layer_scalar',
-  'layers.{}.inputs.gate.kernel': _LAYER + 'per_layer_input_gate.weight',
-  'layers.{}.inputs.out.kernel': _LAYER + 'per_layer_projection.weight',
-  'layers.{}.inputs.norm.scale': _LAYER + 'post_per_layer_input_norm.weight',
-  'layer_inputs.table': 'model.embed_tokens_per_layer.weight',
-  'layer_inputs.project.kernel': 'model.per_layer_model_projection.weight',
-  'layer_inputs.norm.scale': 'model.per_layer_projection_norm.weight',
-  _BESIDE + 'mlp_norm.scale': _LAYER + 'post_feedforward_layernorm_1.weight',
-  _BESIDE + 'norm_before.scale': _LAYER + 'pre_feedforward_layernorm_2.weight',
-  _BESIDE + 'norm_after.scale': _LAYER + 'post_feedforward_layernorm_2.weight',
-  _BESIDE + 'experts.router.kernel': _LAYER + 'router.proj.weight',
-  _BESIDE + 'experts.router_scale': _LAYER + 'router.scale',
-  _BESIDE + 'experts.router_factors': _LAYER + 'router.per_expert_scale',
-  _BESIDE + 'experts.expert_gate.kernel': _EXPERTS + 'gate_up_proj' + _GATE,
-  _BESIDE + 'experts.expert_up.kernel': _EXPERTS + 'gate_up_proj' + _UP,
-  _BESIDE + 'experts.expert_down.kernel': _EXPERTS + 'down_proj',
-}
+_GATE, _UP = ' (gates)', ' (other inputs)'  # named so in messages
+_NAMES4 = (
+  _NAMES
+  | {
+    'layer_inputs.table': 'model.embed_tokens_per_layer.weight',
+    'layer_inputs.project.kernel': 'model.per_layer_model_projection.weight',
+    'layer_inputs.norm.scale': 'model.per_layer_projection_norm.weight',
+  }
+  | family.of_layers(
+    {
+      'scalar': 'layer_scalar',
+      'inputs.gate.kernel': 'per_layer_input_gate.weight',
+      'inputs.out.kernel': 'per_layer_projection.weight',
+      'inputs.norm.scale': 'post_per_layer_input_norm.weight',
+      'beside.mlp_norm.scale': 'post_feedforward_layernorm_1.weight',
+      'beside.norm_before.scale': 'pre_feedforward_layernorm_2.weight',
+      'beside.norm_after.scale': 'post_feedforward_layernorm_2.weight',
+      'beside.experts.router.kernel': 'router.proj.weight',
+      'beside.experts.router_scale': 'router.scale',
+      'beside.experts.router_factors': 'router.per_expert_scale',
+      'beside.experts.expert_gate.kernel': 'experts.gate_up_proj' + _GATE,
+      'beside.experts.expert_up.kernel': 'experts.gate_up_proj' + _UP,
+      'beside.experts.expert_down.kernel': 'experts.down_proj',
+    }
+  )
+)
 _ROPE4 = {
   'sliding_attention': {'rope_type': 'default', 'rope_theta': 10_000.0},
   'full_attention': {
@@ -188,20 +199,18 @@ _ROPE4 = {
 
 
 def _gemma4(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  key = 'hidden_size_per_layer_input'
-  has_inputs = config.get(key) not in (None, 0)
-  for name, supported in (
-    ('hidden_activation', 'gelu_pytorch_tanh'),
-    ('attention_bias', False),
-    ('rope_scaling', None),
-  ):
-    config.only(name, supported)
   # Text is causal; images may not be.
   if config.get('use_bidirectional_attention') != 'vision':
     config.only('use_bidirectional_attention', None)
-  shape = llama.shape(config, dtype, full_rope(config))
+  shape = llama.shape(config, dtype, _full_rope(config))
   num_layers = shape['num_layers']
-  sliding = _sliding_layers4(config, num_layers)
+  sliding = sliding_layers(num_layers, 6)
+  if config.get('layer_types') is not None:
+    sliding = llama.layers_of_kind(config, 'sliding_attention')
+  # The last layer never has one.
+  sliding = tuple(i for i in sliding if i < num_layers - 1)
+  key = 'hidden_size_per_layer_input'
+  has_inputs = config.get(key) not in (None, 0)
   if has_inputs:
     config.only('vocab_size_per_layer_input', shape['vocab_size'])
   num_shared = config.get('num_kv_shared_layers', 0)
@@ -242,15 +251,6 @@ def _gemma4(config: config_lib.Config, dtype: str) -> transformer.Transformer:
   return made
 
 
-def _sliding_layers4(config, num_layers):
-  """Returns the layers with a window; the last one never has one."""
-  if config.get('layer_types') is None:
-    sliding = sliding_layers(num_layers, 6)
-  else:
-    sliding = llama.layers_of_kind(config, 'sliding_attention')
-  return tuple(i for i in sliding if i < num_layers - 1)
-
-
 def _full_sizes(config, sliding, num_layers):
   """Returns the sizes of the layers without a window.
 
@@ -285,46 +285,49 @@ def _full_sizes(config, sliding, num_layers):
 
 def _rope4(config):
   of_kinds = config.part('rope_parameters')
-  local = llama.rope_of(of_kinds.part('sliding_attention'))
   full = of_kinds.part('full_attention')
-  if local['rope_scaling'] is not None:
-    raise of_kinds.unexpected('sliding_attention', 'a rope that is not scaled')
   if full.of_one('rope_type', 'type') != 'proportional':
     raise full.unexpected('rope_type', "'proportional'")
   full.only('factor', 1.0)
+  share = full.number('partial_rotary_factor', 1.0)
   return {
     'rope_theta': full.number('rope_theta'),
-    'rope_scaling': rotary.ProportionalRope(
-      full.number('partial_rotary_factor', 1.0)
-    ),
-    'sliding_rope_theta': local['rope_theta'],
+    'rope_scaling': rotary.ProportionalRope(share),
+    'sliding_rope_theta': _local_theta(of_kinds),
   }
 
 
 def _experts4(config):
+  names = 'moe_intermediate_size', 'expert_intermediate_size'
   return experts.Experts(
     num_experts=config.size('num_experts'),
     num_per_token=config.size('top_k_experts'),
-    mlp_dim=config.size_of_one(
-      'moe_intermediate_size', 'expert_intermediate_size'
-    ),
+    mlp_dim=config.size_of_one(*names),
     is_beside_mlp=True,
   )
 
 
 def _divided4(
   model: transformer.Transformer, file: tensors.TensorFile
-) -> tensors.TensorFile:
+) -> tensors.Tensors:
   """Divides the matrices of all experts, [E, out, in]."""
-  found = {'.embed_tokens_per_layer.weight': {'': parts.Part((1, 0))}}
+  found = {'.embed_tokens_per_layer.weight': {'': tensors.Part((1, 0))}}
   if model.experts is not None:
     size, order = model.experts.mlp_dim, (1, 2, 0)
     found['.experts.gate_up_proj'] = {
-      _GATE: parts.Part(order, axis=1, stop=size),
-      _UP: parts.Part(order, axis=1, start=size),
+      _GATE: tensors.Part(order, axis=1, stop=size),
+      _UP: tensors.Part(order, axis=1, start=size),
     }
-    found['.experts.down_proj'] = {'': parts.Part(order)}
-  return parts.divided(file, found)
+    found['.experts.down_proj'] = {'': tensors.Part(order)}
+  return tensors.divided(file.tensors(), found)
+
+
+# What a drafter's layers do not have.
+_NOT_IN_DRAFTERS = {
+  'hidden_size_per_layer_input': 0,
+  'enable_moe_block': False,
+  'use_double_wide_mlp': False,
+}
 
 
 def assistant(config: config_lib.Config, dtype: str) -> transformer.Transformer:
@@ -334,18 +337,11 @@ def assistant(config: config_lib.Config, dtype: str) -> transformer.Transformer:
   without, whose keys and values the others read.
   """
   text = config.part('text_config')
-  for key, supported in (
-    ('hidden_size_per_layer_input', 0),
-    ('enable_moe_block', False),
-    ('use_double_wide_mlp', False),
-  ):
+  for key, supported in _NOT_IN_DRAFTERS.items():
     text.only(key, supported)
-  values = {
-    **text.values,
-    'hidden_size_per_layer_input': 0,
-    'num_kv_shared_layers': 0,
-  }
-  alone = GEMMA4.model(config_lib.Config(values, config.origin), dtype)
+  # The text model's own default is another.
+  values = {'hidden_size_per_layer_input': 0, 'num_kv_shared_layers': 0}
+  alone = GEMMA4.model(text.changed(values), dtype)
   assert alone.sliding_layers is not None
   return dataclasses.replace(
     alone,
@@ -363,17 +359,12 @@ def drafter_layers(
   They are Gemma 4's without a window, each with keys and values of its own,
   whatever the target's layers share. All have the sizes that are given.
   """
-  for key, supported in (
-    ('hidden_size_per_layer_input', 0),
-    ('enable_moe_block', False),
-    ('use_double_wide_mlp', False),
-  ):
+  for key, supported in _NOT_IN_DRAFTERS.items():
     config.only(key, supported)
   kinds = ['full_attention'] * config.layers('num_hidden_layers')
   if config.get('layer_types', kinds) != kinds:
     raise config.unexpected('layer_types', f'{kinds}, without a window')
   values = {
-    **config.values,
     'layer_types': kinds,
     'hidden_size_per_layer_input': 0,
     'num_kv_shared_layers': 0,
@@ -383,7 +374,7 @@ def drafter_layers(
     'num_global_key_value_heads': None,
     'num_key_value_heads': num_kv_heads,
   }
-  made = GEMMA4.model(config_lib.Config(values, config.origin), dtype)
+  made = GEMMA4.model(config.changed(values), dtype)
   return dataclasses.replace(
     made,
     head_dim=head_dim,
@@ -401,6 +392,7 @@ GEMMA4 = family.Family(
   _NAMES4,
   own_name=_name_of_text,
   divided=_divided4,
+  only=_ACTIVATION | {'attention_bias': False, 'rope_scaling': None},
   defaults=llama.DEFAULTS
   | {
     'tie_word_embeddings': True,

@@ -1,16 +1,25 @@
-"""Models in GGUF files; `gguf_file` reads the format."""
+"""Models in GGUF files; tensors are dequantised one at a time.
+
+The header is parsed here, because the reader of package `gguf` takes seconds to
+read a vocabulary and maps the file, whose pages then count as memory. The
+package does the dequantisation.
+"""
 
 from collections.abc import Callable, Mapping
-import functools
+import dataclasses
+import math
 import os
+import pathlib
 import re
+import struct
 from typing import Any
 
+import gguf
 import numpy as np
 
+from specsample import files
 from specsample.models import config as config_lib
 from specsample.models import gemma
-from specsample.models import gguf_file
 from specsample.models import rotary
 from specsample.models import tensors
 from specsample.models import transformer
@@ -40,6 +49,129 @@ _NAMES = {
 }
 # Llama 3.1's divisors of rotary frequencies: configuration, not a parameter.
 _ROPE_FACTORS = 'rope_freqs.weight'
+_ARCHITECTURES = ('llama', 'gemma3', 'qwen2', 'qwen3')
+_VERSIONS = (2, 3)
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+# `struct` codes by the format's numbers of scalar types.
+_SCALARS = dict(enumerate('BbHhIif?')) | {10: 'Q', 11: 'q', 12: 'd'}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tensor:
+  shape: tuple[int, ...]
+  kind: gguf.GGMLQuantizationType
+  offset: int
+
+  @property
+  def stored_shape(self) -> tuple[int, ...]:
+    """The shape of the tensor's bytes."""
+    return gguf.quant_shape_to_byte_shape(self.shape, self.kind)
+
+
+class Reader:
+  """An open GGUF file.
+
+  Attributes:
+    path: path of the file.
+    metadata: values by key; strings, numbers and lists of them.
+    shapes: the shape of each tensor; matrices are [out, in].
+  """
+
+  def __init__(self, path: str | os.PathLike[str]):
+    self.path = pathlib.Path(path)
+    files.refuse_pointer(files.at(path))
+    self._file = self.path.open('rb')
+    try:
+      self._size = os.fstat(self._file.fileno()).st_size
+      self._read_header()
+    # An array of arrays may be nested without end.
+    except (ValueError, LookupError, struct.error, RecursionError) as error:
+      self._file.close()
+      raise ValueError(
+        f'{path} is not a complete GGUF file ({error}): download it again'
+      ) from error
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self._file.close()
+
+  def read(self, name: str) -> np.ndarray:
+    """Returns the values of a tensor, as float32."""
+    tensor = self._tensors[name]
+    stored = np.empty(tensor.stored_shape, np.uint8)
+    self._file.seek(tensor.offset)
+    self._file.readinto(stored.data)
+    try:
+      return gguf.dequantize(stored, tensor.kind)
+    except NotImplementedError as error:
+      raise ValueError(
+        f'{self.path}: tensor {name} is quantised as {tensor.kind.name}, '
+        'which the package gguf does not decode: use another quantisation'
+      ) from error
+
+  def _read_header(self):
+    if self._take(4) != b'GGUF':
+      raise ValueError('it does not begin with GGUF')
+    version = self._scalar('I')
+    if version not in _VERSIONS:
+      raise ValueError(f'version {version} is not among {_VERSIONS}')
+    num_tensors, num_values = self._scalar('Q'), self._scalar('Q')
+    self.metadata = {}
+    for _ in range(num_values):
+      key = self._string()
+      self.metadata[key] = self._value(self._scalar('I'))
+    infos = {self._string(): self._tensor_info() for _ in range(num_tensors)}
+    alignment = self.metadata.get('general.alignment', 32)
+    if type(alignment) is not int or alignment < 1:
+      raise ValueError(f'general.alignment is {alignment!r}')
+    start = -(-self._file.tell() // alignment) * alignment
+    self._tensors = {
+      name: dataclasses.replace(info, offset=start + info.offset)
+      for name, info in infos.items()
+    }
+    self.shapes = {name: info.shape for name, info in infos.items()}
+    for name, tensor in self._tensors.items():
+      end = tensor.offset + math.prod(tensor.stored_shape)
+      if end > self._size:
+        raise ValueError(
+          f'tensor {name} ends at byte {end} in a file of {self._size} bytes'
+        )
+
+  def _tensor_info(self):
+    sizes = [self._scalar('Q') for _ in range(self._scalar('I'))]
+    return _Tensor(
+      shape=tuple(reversed(sizes)),
+      kind=gguf.GGMLQuantizationType(self._scalar('I')),
+      offset=self._scalar('Q'),
+    )
+
+  def _value(self, kind: int) -> Any:
+    if kind == _STRING:
+      return self._string()
+    if kind == _ARRAY:
+      kind, length = self._scalar('I'), self._scalar('Q')
+      if kind in _SCALARS:
+        code = _SCALARS[kind]
+        data = self._take(length * struct.calcsize('<' + code))
+        return list(struct.unpack(f'<{length}{code}', data))
+      return [self._value(kind) for _ in range(length)]
+    return self._scalar(_SCALARS[kind])
+
+  def _string(self) -> str:
+    return self._take(self._scalar('Q')).decode('utf-8')
+
+  def _scalar(self, code: str):
+    code = '<' + code
+    return struct.unpack(code, self._take(struct.calcsize(code)))[0]
+
+  def _take(self, num_bytes: int) -> bytes:
+    # Compared first, because a damaged length may exceed the memory there is.
+    data = self._file.read(num_bytes) if num_bytes <= self._size else b''
+    if len(data) < num_bytes:
+      raise ValueError(f'it ends within the header, at byte {self._size}')
+    return data
 
 
 def load(
@@ -57,43 +189,30 @@ def load(
   `tensors.fill` for `convert`.
   """
   dtype = config_lib.dtype_name(dtype)
-  with gguf_file.Reader(path) as reader:
+  with Reader(path) as reader:
     architecture, model = model_of(reader, dtype)
     prepared = prepare(reader.metadata)
-    rearranged = functools.partial(_rearranged, architecture, model)
-    file = tensors.TensorFile(
-      origin=str(path),
-      shapes=reader.shapes,
-      open=lambda name: rearranged(name, reader.read(name)),
+    read = lambda name: _rearranged(
+      architecture, model, name, reader.read(name)
     )
+    file = tensors.TensorFile(str(path), reader.shapes, read)
     params = tensors.fill(model, file, _NAMES, {_ROPE_FACTORS}, convert)
     return model, params, prepared
 
 
 def _rearranged(architecture, model, name, values):
-  if architecture == 'llama':
-    return _heads_split(name, values, model)
   if model.norm_offset and name.endswith('norm.weight'):
     return values - model.norm_offset  # GGUF stores scale + offset
-  return values
-
-
-def _heads_split(name: str, values: np.ndarray, model: transformer.Transformer):
-  """Orders the rows of query and key heads as `rotary.rotate` expects them.
-
-  GGUF interleaves the two halves of a head that are rotated together.
-  """
   match = re.search(r'\.attn_([qk])\.', name)
-  if match is None:
+  if architecture != 'llama' or match is None:
     return values
+  # Its files interleave the two halves of a head that are rotated together.
   heads = model.num_heads if match[1] == 'q' else model.num_kv_heads
   pairs = values.reshape(heads, -1, 2, *values.shape[1:])
   return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def model_of(
-  reader: gguf_file.Reader, dtype: str
-) -> tuple[str, transformer.Transformer]:
+def model_of(reader: Reader, dtype: str) -> tuple[str, transformer.Transformer]:
   """Returns the architecture and the model; ValueError if it is not known."""
   metadata, shapes, origin = reader.metadata, reader.shapes, str(reader.path)
   architecture = metadata.get('general.architecture')
@@ -108,14 +227,12 @@ def model_of(
       '`llama-gguf-split --merge`'
     )
   prefix = f'{architecture}.'
-  config = config_lib.Config(
-    {
-      key.removeprefix(prefix): value
-      for key, value in metadata.items()
-      if key.startswith(prefix)
-    },
-    origin,
-  )
+  values = {
+    key.removeprefix(prefix): value
+    for key, value in metadata.items()
+    if key.startswith(prefix)
+  }
+  config = config_lib.Config(values, origin)
   if config.get('expert_count'):
     raise ValueError(
       f'{origin} is a mixture of {config.get("expert_count")} experts, which '
@@ -126,7 +243,6 @@ def model_of(
   head_dim = size('attention.key_length', max(dim // num_heads, 1))
   # llama.vocab_size is optional.
   tokens = metadata.get('tokenizer.ggml.tokens')
-  window = 'attention.sliding_window'
   fields = {
     'vocab_size': (
       len(tokens) if isinstance(tokens, list) else size('vocab_size')
@@ -146,36 +262,26 @@ def model_of(
     'attention_bias': 'blk.0.attn_q.bias' in shapes,
     'attention_out_bias': 'blk.0.attn_output.bias' in shapes,
     'qk_norm': 'blk.0.attn_q_norm.weight' in shapes,
-    'sliding_window': size(window) if config.get(window) is not None else None,
+    'sliding_window': config.optional_size('attention.sliding_window'),
     'dtype': dtype,
   }
-  own = _ARCHITECTURES[architecture](config, fields)
-  return architecture, transformer.Transformer(**fields | own)
+  if architecture == 'gemma3':
+    fields |= _gemma3(config, fields)
+  return architecture, transformer.Transformer(**fields)
 
 
 def _gemma3(config, fields):
   """Returns the fields that llama.cpp knows and the file does not state."""
   num_layers = fields['num_layers']
   step = config.size('attention.sliding_window_pattern', 6)
-  # (dim / num_heads)**-0.5 for the 27B model, head_dim**-0.5 for the others.
-  per_head = fields['dim'] / fields['num_heads']
+  per_head = fields['head_dim']
+  if num_layers == 62:  # the 27B model
+    per_head = fields['dim'] / fields['num_heads']
   return gemma.fields(fields['dim']) | {
     'sliding_layers': gemma.sliding_layers(num_layers, step),
     'sliding_rope_theta': config.number('rope.freq_base_swa', 10_000.0),
-    'query_scale': (
-      per_head if num_layers == _GEMMA3_27B_LAYERS else fields['head_dim']
-    )
-    ** -0.5,
+    'query_scale': per_head**-0.5,
   }
-
-
-_GEMMA3_27B_LAYERS = 62
-_ARCHITECTURES = {
-  'llama': lambda config, fields: {},
-  'gemma3': _gemma3,
-  'qwen2': lambda config, fields: {},
-  'qwen3': lambda config, fields: {},
-}
 
 
 def _rope_scaling(config, head_dim, reader):

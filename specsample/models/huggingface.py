@@ -14,21 +14,20 @@ from specsample.models import family as family_lib
 from specsample.models import gemma
 from specsample.models import gpt_oss
 from specsample.models import llama
-from specsample.models import mixtral
 from specsample.models import quantised
 from specsample.models import qwen
-from specsample.models import qwen3_5
 from specsample.models import safetensors_file
 from specsample.models import tensors
 from specsample.models import transformer
 from specsample.types import Params
 
+_INDEX = 'model.safetensors.index.json'
 # Files of a hub repository that `load` and the tokenizer read.
 FILE_PATTERNS = (
   'config.json',
   'generation_config.json',
   'model*.safetensors',
-  'model.safetensors.index.json',
+  _INDEX,
   'tokenizer.json',
   'tokenizer_config.json',
   'special_tokens_map.json',
@@ -48,15 +47,15 @@ _FAMILIES = {
   'gpt_oss': gpt_oss.GPT_OSS,
   'llama': llama.LLAMA,
   'mistral': llama.MISTRAL,
-  'mixtral': mixtral.MIXTRAL,
+  'mixtral': llama.MIXTRAL,
   'qwen2': qwen.QWEN2,
   'qwen3': qwen.QWEN3,
-  'qwen3_5': qwen3_5.QWEN3_5,
-  'qwen3_5_moe': qwen3_5.QWEN3_5_MOE,
-  'qwen3_5_moe_text': qwen3_5.QWEN3_5_MOE,
-  'qwen3_5_text': qwen3_5.QWEN3_5,
+  'qwen3_5': qwen.QWEN3_5,
+  'qwen3_5_moe': qwen.QWEN3_5_MOE,
+  'qwen3_5_moe_text': qwen.QWEN3_5_MOE,
+  'qwen3_5_text': qwen.QWEN3_5,
   'qwen3_moe': qwen.QWEN3_MOE,
-  'qwen3_next': qwen3_5.QWEN3_NEXT,
+  'qwen3_next': qwen.QWEN3_NEXT,
 }
 # Config key: how many multi-token prediction modules follow the layers.
 NUM_MODULES = 'num_nextn_predict_layers'
@@ -75,29 +74,25 @@ def load(
   """
   dtype = config_lib.dtype_name(dtype)
   folder = files.at(path)
-  config = config_lib.Config(
-    files.read_json(folder / 'config.json'), str(folder / 'config.json')
-  )
+  origin = folder / 'config.json'
+  config = config_lib.Config(files.read_json(origin), str(origin))
   family = family_of(config)
   model = family.model(config, dtype)
-  stored = open_tensors(folder, config, dtype)
-  file = of_model(stored, config, model)
-  if has_own_unembedding(family, model, file):
+  file = of_model(open_tensors(folder, config, dtype), config, model)
+  if _has_own_unembedding(family, model, file):
     print(
       f'{folder}: {family.names["unembedding"]} differs from the embedding, so '
       'it is used although tie_word_embeddings is true',
       file=sys.stderr,
     )
     model = dataclasses.replace(model, tie_embeddings=False)
-  ignored = ignored_names(family, model)
+  if convert is not None:
+    family.check(file)
+  ignored = _ignored_names(family, model)
   return model, tensors.fill(model, file, family.names, ignored, convert)
 
 
-def has_own_unembedding(
-  family: family_lib.Family,
-  model: transformer.Transformer,
-  file: tensors.TensorFile,
-) -> bool:
+def _has_own_unembedding(family, model, file):
   """Returns whether a tied model's file has an unembedding of its own.
 
   Others use it too: such files come from training that has untied the two.
@@ -136,33 +131,27 @@ def of_modules(
 
 
 def _chosen(stored, config, model, is_chosen):
-  family = family_of(config)
-  own_names = {}
-  for name in stored.shapes:
+  family, found = family_of(config), {}
+  for name, tensor in stored.tensors().items():
     own = family.own_name(name)
     if own is not None and is_chosen(own):
-      own_names[own] = name
-  file = tensors.TensorFile(
-    origin=stored.origin,
-    shapes={own: stored.shapes[own_names[own]] for own in own_names},
-    open=lambda own: family.rearranged(model, own, stored.open(own_names[own])),
-  )
-  return tensors.stacked(family.divided(model, file))
+      found[own] = tensor
+  file = tensors.file_of(stored.origin, found)
+  divided = family.divided(model, file)
+  return tensors.file_of(stored.origin, tensors.stacked(divided))
 
 
-def ignored_names(
-  family: family_lib.Family, model: transformer.Transformer
-) -> set[str]:
+def _ignored_names(family, model):
   """Returns names of tensors that are sometimes stored, but not used.
 
   They are a tied unembedding, and what would make the keys and values of layers
   that read those of others.
   """
-  shared = [i for i in range(model.num_layers) if model.kv_source(i) != i]
   names = {
     family.names[f'layers.{{}}.attention.{name}'].format(i)
     for name in ('key.kernel', 'value.kernel', 'key_norm.scale')
-    for i in shared
+    for i in range(model.num_layers)
+    if model.kv_source(i) != i
   }
   return names | (
     {family.names['unembedding']} if model.tie_embeddings else set()
@@ -188,8 +177,7 @@ def mtp_prefixes(num_layers: int, config: config_lib.Config) -> tuple[str, ...]:
   family = _FAMILIES.get(config.get('model_type', ''))
   if family is not None and family.mtp_prefix is not None:
     return (family.mtp_prefix,)
-  count = config.get(NUM_MODULES)
-  if not isinstance(count, int) or count < 1:
+  if config.get(NUM_MODULES, 0) < 1:
     return ()
   numbers = range(num_layers, num_layers + config.layers(NUM_MODULES))
   return tuple(f'model.layers.{i}.' for i in numbers)
@@ -203,33 +191,34 @@ def open_tensors(
   Tensors that are quantised, as the configuration says, are dequantised to
   `dtype` as they are read.
   """
-  form = quantised.form_of(config)
   found: dict[str, safetensors_file.Tensor] = {}
   with futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
     paths = shard_paths(folder)
     for header in pool.map(safetensors_file.read_header, paths):
       found |= header
-  safetensors_file.check_kinds(folder, found, quantised.kinds(form))
-  tensors.refuse(form.compare(found), str(folder))
-  return form.dequantised(found, str(folder), dtype)
+  return quantised.opened(config, found, str(folder), dtype)
 
 
 def shard_paths(folder: epath.Path) -> list[epath.Path]:
   """Returns a folder's files of weights; ValueError if any are missing."""
-  single = folder / 'model.safetensors'
+  single, index = folder / 'model.safetensors', folder / _INDEX
   if single.exists():
     return [single]
-  index = folder / 'model.safetensors.index.json'
   if not index.exists():
-    raise ValueError(_without_weights(folder))
-  names = files_of_index(index)
-  absent = _absent(folder, names)
+    for path in sorted(folder.iterdir()):
+      if path.suffix in PICKLE_SUFFIXES:
+        raise ValueError(pickle_message(path))
+    raise ValueError(
+      f'{folder} holds neither model.safetensors nor its index: download the '
+      'weights'
+    )
+  absent = absent_shards(folder)
   if absent:
     raise ValueError(
-      f'{folder} lacks {", ".join(absent)}, which {index.name} names: download '
+      f'{folder} lacks {", ".join(absent)}, which {_INDEX} names: download '
       'what is missing'
     )
-  return [folder / name for name in names]
+  return [folder / name for name in files_of_index(index)]
 
 
 def files_of_index(index: epath.Path) -> list[str]:
@@ -248,26 +237,12 @@ def files_of_index(index: epath.Path) -> list[str]:
 
 def absent_shards(folder: epath.Path) -> list[str]:
   """Returns the files that a folder's index names and that are not there."""
-  index = folder / 'model.safetensors.index.json'
+  index = folder / _INDEX
   if (folder / 'model.safetensors').exists() or not index.exists():
     return []
-  return _absent(folder, files_of_index(index))
-
-
-def _absent(folder, names):
   # Listed once, because each request to a bucket takes some 50 ms.
   present = {path.name for path in folder.iterdir()}
-  return [name for name in names if name not in present]
-
-
-def _without_weights(folder: epath.Path) -> str:
-  for path in sorted(folder.iterdir()):
-    if path.suffix in PICKLE_SUFFIXES:
-      return pickle_message(path)
-  return (
-    f'{folder} holds neither model.safetensors nor its index: download the '
-    'weights'
-  )
+  return [name for name in files_of_index(index) if name not in present]
 
 
 def pickle_message(path: epath.Path) -> str:

@@ -1,43 +1,91 @@
-"""The Llama family: Llama 2 and 3, SmolLM2, Mistral.
+"""The Llama family: Llama 2 and 3, SmolLM2, Mistral and Mixtral.
 
-Touvron et al., 2307.09288; Dubey et al., 2407.21783; Jiang et al., 2310.06825.
-Other families reuse the parts that they share with Llama.
+Touvron et al., 2307.09288; Dubey et al., 2407.21783; Jiang et al., 2310.06825
+and 2401.04088. Other families reuse the parts that they share with Llama.
 """
 
 from collections.abc import Collection
+import dataclasses
 import math
 from typing import Any
 
 from specsample.models import config as config_lib
+from specsample.models import experts
 from specsample.models import family
 from specsample.models import rotary
 from specsample.models import transformer
 
-_LAYER = 'model.layers.{}.'
 NAMES = {
   'embedding': 'model.embed_tokens.weight',
   'unembedding': 'lm_head.weight',
   'norm.scale': 'model.norm.weight',
-  'layers.{}.attention_norm.scale': _LAYER + 'input_layernorm.weight',
-  'layers.{}.attention.query.kernel': _LAYER + 'self_attn.q_proj.weight',
-  'layers.{}.attention.query.bias': _LAYER + 'self_attn.q_proj.bias',
-  'layers.{}.attention.query_norm.scale': _LAYER + 'self_attn.q_norm.weight',
-  'layers.{}.attention.key.kernel': _LAYER + 'self_attn.k_proj.weight',
-  'layers.{}.attention.key.bias': _LAYER + 'self_attn.k_proj.bias',
-  'layers.{}.attention.key_norm.scale': _LAYER + 'self_attn.k_norm.weight',
-  'layers.{}.attention.value.kernel': _LAYER + 'self_attn.v_proj.weight',
-  'layers.{}.attention.value.bias': _LAYER + 'self_attn.v_proj.bias',
-  'layers.{}.attention.out.kernel': _LAYER + 'self_attn.o_proj.weight',
-  'layers.{}.attention.out.bias': _LAYER + 'self_attn.o_proj.bias',
-  'layers.{}.mlp_norm.scale': _LAYER + 'post_attention_layernorm.weight',
-  'layers.{}.mlp.gate.kernel': _LAYER + 'mlp.gate_proj.weight',
-  'layers.{}.mlp.up.kernel': _LAYER + 'mlp.up_proj.weight',
-  'layers.{}.mlp.down.kernel': _LAYER + 'mlp.down_proj.weight',
-}
+} | family.of_layers(
+  {
+    'attention_norm.scale': 'input_layernorm.weight',
+    'attention.query.kernel': 'self_attn.q_proj.weight',
+    'attention.query.bias': 'self_attn.q_proj.bias',
+    'attention.query_norm.scale': 'self_attn.q_norm.weight',
+    'attention.key.kernel': 'self_attn.k_proj.weight',
+    'attention.key.bias': 'self_attn.k_proj.bias',
+    'attention.key_norm.scale': 'self_attn.k_norm.weight',
+    'attention.value.kernel': 'self_attn.v_proj.weight',
+    'attention.value.bias': 'self_attn.v_proj.bias',
+    'attention.out.kernel': 'self_attn.o_proj.weight',
+    'attention.out.bias': 'self_attn.o_proj.bias',
+    'mlp_norm.scale': 'post_attention_layernorm.weight',
+    'mlp.gate.kernel': 'mlp.gate_proj.weight',
+    'mlp.up.kernel': 'mlp.up_proj.weight',
+    'mlp.down.kernel': 'mlp.down_proj.weight',
+  }
+)
 
 # The length that a model was trained for before its rope was scaled.
 _ORIGINAL = 'original_max_position_embeddings'
 _PARTIAL = 'partial_rotary_factor'
+_SCALINGS: dict[str, type[rotary.Scaling]] = {
+  'linear': rotary.LinearRope,
+  'llama3': rotary.Llama3Rope,
+  'yarn': rotary.YarnRope,
+}
+# The keys of the fields of a scaling that are called otherwise.
+_SCALING_KEYS = {
+  'original_max_length': _ORIGINAL,
+  'fast': 'beta_fast',
+  'slow': 'beta_slow',
+  'scale': 'attention_factor',
+  'is_rounded': 'truncate',
+}
+
+
+def experts_names(
+  prefix: str, own: tuple[str, ...] = ('gate_proj', 'up_proj', 'down_proj')
+) -> dict[str, str]:
+  """Returns the names of a router and of the matrices of its experts.
+
+  Args:
+    prefix: that of the tensors within a layer.
+    own: the names of an expert's matrices.
+  """
+  ours = 'mlp.expert_gate', 'mlp.expert_up', 'mlp.expert_down'
+  return family.of_layers(
+    {
+      'mlp.router.kernel': f'{prefix}gate.weight',
+      **{
+        f'{bank}.kernel': f'{prefix}experts.*.{name}.weight'
+        for bank, name in zip(ours, own, strict=True)
+      },
+    }
+  )
+
+
+def shared_names(prefix: str) -> dict[str, str]:
+  """Returns the names of a feed-forward that sees every token."""
+  return family.of_layers(
+    {
+      f'mlp.shared.{name}.kernel': f'{prefix}{name}_proj.weight'
+      for name in ('gate', 'up', 'down')
+    }
+  )
 
 
 def shape(
@@ -105,24 +153,22 @@ def rope_part(config: config_lib.Config) -> config_lib.Config:
       config.agreed(
         {name: config.get(name), f'{name} of {key}': part.get(name)}
       )
-  outer = {
-    'rope_theta': config.get('rope_theta'),
-    _PARTIAL: config.get(_PARTIAL),
-    _ORIGINAL: config.get(_ORIGINAL, config.get('max_position_embeddings')),
-  }
-  made = [
-    config_lib.Config(outer | dict(part.values), config.origin)
-    for part in parts.values()
-  ]
-  if len(made) == 2 and _is_unlike(*made):
+  outer = config_lib.Config(
+    {
+      'rope_theta': config.get('rope_theta'),
+      _PARTIAL: config.get(_PARTIAL),
+      _ORIGINAL: config.get(_ORIGINAL, config.get('max_position_embeddings')),
+    },
+    config.origin,
+  )
+  made = [outer.changed(part.values) for part in parts.values()]
+  if len(made) == 2 and _read(made[0]) != _read(made[1]):
     config.agreed({key: part.values for key, part in parts.items()})
-  return made[0] if made else config_lib.Config(outer, config.origin)
+  return made[0] if made else outer
 
 
-def _is_unlike(one, other):
-  """Returns whether two ropes differ."""
-  made = [rope_of(x, is_partial=True) for x in (one, other)]
-  return made[0] != made[1] or one.get(_PARTIAL) != other.get(_PARTIAL)
+def _read(parameters):
+  return rope_of(parameters, is_partial=True), parameters.get(_PARTIAL)
 
 
 def rope_of(
@@ -131,35 +177,33 @@ def rope_of(
   is_partial: bool = False,
 ) -> dict[str, Any]:
   """Like `rope`, but reads the rope parameters themselves."""
-  number, origin = parameters.number, parameters.origin
   if not is_partial:
     parameters.only(_PARTIAL, 1.0)
   kind = parameters.of_one('rope_type', 'type') or 'default'
   scaling: rotary.Scaling | None = None
-  if kind == 'linear':
-    scaling = rotary.LinearRope(factor=number('factor'))
-  elif kind == 'llama3':
-    scaling = rotary.Llama3Rope(
-      factor=number('factor'),
-      low_freq_factor=number('low_freq_factor'),
-      high_freq_factor=number('high_freq_factor'),
-      original_max_length=parameters.size(_ORIGINAL),
-    )
-  elif kind == 'yarn':
-    scaling = rotary.YarnRope(
-      factor=number('factor'),
-      original_max_length=parameters.size(_ORIGINAL),
-      fast=number('beta_fast', 32.0),
-      slow=number('beta_slow', 1.0),
-      scale=_yarn_scale(parameters),
-      is_rounded=parameters.flag('truncate', True),
-    )
+  if kind in _SCALINGS:
+    scaling = _scaling(_SCALINGS[kind], parameters)
   elif kind != 'default':
     raise ValueError(
-      f"{origin}: rope_type is {kind!r}, but only 'default', 'linear', "
-      "'llama3' and 'yarn' are supported: give a checkpoint with one of them"
+      f"{parameters.origin}: rope_type is {kind!r}, but only 'default', "
+      "'linear', 'llama3' and 'yarn' are supported: give a checkpoint with one "
+      'of them'
     )
-  return {'rope_theta': number('rope_theta', theta), 'rope_scaling': scaling}
+  theta = parameters.number('rope_theta', theta)
+  return {'rope_theta': theta, 'rope_scaling': scaling}
+
+
+def _scaling(kind, parameters):
+  fields = {}
+  for field in dataclasses.fields(kind):
+    key = _SCALING_KEYS.get(field.name, field.name)
+    default = None if field.default is dataclasses.MISSING else field.default
+    fields[field.name] = (
+      _yarn_scale(parameters)
+      if field.name == 'scale'
+      else parameters.checked(key, default)
+    )
+  return kind(**fields)
 
 
 def _yarn_scale(parameters):
@@ -175,35 +219,18 @@ def _yarn_scale(parameters):
 
 def rope_settings(model: transformer.Transformer) -> dict[str, Any]:
   """Returns the settings that `rope` reads as a model's."""
-  scaling = model.rope_scaling
-  match scaling:
-    case None:
-      parameters = None
-    case rotary.LinearRope():
-      parameters = {'rope_type': 'linear', 'factor': scaling.factor}
-    case rotary.Llama3Rope():
-      parameters = {
-        'rope_type': 'llama3',
-        'factor': scaling.factor,
-        'low_freq_factor': scaling.low_freq_factor,
-        'high_freq_factor': scaling.high_freq_factor,
-        _ORIGINAL: scaling.original_max_length,
-      }
-    case rotary.YarnRope():
-      parameters = {
-        'rope_type': 'yarn',
-        'factor': scaling.factor,
-        _ORIGINAL: scaling.original_max_length,
-        'beta_fast': scaling.fast,
-        'beta_slow': scaling.slow,
-        'attention_factor': scaling.scale,
-        'truncate': scaling.is_rounded,
-      }
-    case _:
+  scaling, parameters = model.rope_scaling, None
+  if scaling is not None:
+    kinds = [kind for kind, x in _SCALINGS.items() if type(scaling) is x]
+    if not kinds:
       raise ValueError(
         f'rope_scaling is {scaling}, which config.json cannot describe: load '
         "the target from a folder in Hugging Face's layout"
       )
+    values = dataclasses.asdict(scaling)
+    parameters = {'rope_type': kinds[0]} | {
+      _SCALING_KEYS.get(name, name): x for name, x in values.items()
+    }
   return {'rope_theta': model.rope_theta, 'rope_scaling': parameters}
 
 
@@ -212,8 +239,22 @@ def yarn_growth(factor: float, weight: float) -> float:
   return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
 
+def layers_of_kind(
+  config: config_lib.Config,
+  kind: str,
+  known: Collection[str] = ('full_attention', 'sliding_attention'),
+) -> tuple[int, ...]:
+  """Returns the indices of the layers whose layer_types entry is `kind`."""
+  kinds = config.get('layer_types', ())
+  is_whole = len(kinds) == config.size('num_hidden_layers')
+  if not is_whole or not set(known).issuperset(kinds):
+    raise config.unexpected(
+      'layer_types', f'one of {sorted(known)} for each layer'
+    )
+  return tuple(i for i, of_layer in enumerate(kinds) if of_layer == kind)
+
+
 def _llama(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  config.only('hidden_act', 'silu')
   has_bias = config.flag('attention_bias')
   return transformer.Transformer(
     **shape(config, dtype),
@@ -224,46 +265,38 @@ def _llama(config: config_lib.Config, dtype: str) -> transformer.Transformer:
 
 
 def _mistral(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  config.only('hidden_act', 'silu')
   return transformer.Transformer(
-    **shape(config, dtype), **rope(config), sliding_window=window(config)
+    **shape(config, dtype),
+    **rope(config),
+    sliding_window=config.optional_size('sliding_window'),
   )
 
 
-def window(config: config_lib.Config) -> int | None:
-  """Returns sliding_window, None if it is null."""
-  key = 'sliding_window'
-  return None if config.get(key) is None else config.size(key)
-
-
-def layers_of_kind(
-  config: config_lib.Config,
-  kind: str,
-  known: Collection[str] = ('full_attention', 'sliding_attention'),
-) -> tuple[int, ...]:
-  """Returns the indices of the layers whose layer_types entry is `kind`."""
-  kinds = config.get('layer_types')
-  is_list = isinstance(kinds, list)
-  if (
-    not is_list
-    or len(kinds) != config.size('num_hidden_layers')
-    or not set(known).issuperset(kinds)
-  ):
-    raise config.unexpected(
-      'layer_types', f'one of {sorted(known)} for each layer'
-    )
-  return tuple(i for i, of_layer in enumerate(kinds) if of_layer == kind)
+def _mixtral(config: config_lib.Config, dtype: str) -> transformer.Transformer:
+  fields = shape(config, dtype) | rope(config, 1_000_000.0)
+  names = 'num_local_experts', 'num_experts'
+  return transformer.Transformer(
+    **fields,
+    sliding_window=config.optional_size('sliding_window'),
+    experts=experts.Experts(
+      num_experts=config.size_of_one(*names, default=8),
+      num_per_token=config.size('num_experts_per_tok'),
+      mlp_dim=fields['mlp_dim'],
+    ),
+  )
 
 
 DEFAULTS = {'rms_norm_eps': 1e-6}
 LLAMA = family.Family(_llama, NAMES, defaults=DEFAULTS)
+_MISTRAL_DEFAULTS = DEFAULTS | {
+  'num_key_value_heads': 8,
+  'max_position_embeddings': 131_072,
+}
 MISTRAL = family.Family(
-  _mistral,
-  NAMES,
-  defaults=DEFAULTS
-  | {
-    'num_key_value_heads': 8,
-    'max_position_embeddings': 131_072,
-    'sliding_window': 4096,
-  },
+  _mistral, NAMES, defaults=_MISTRAL_DEFAULTS | {'sliding_window': 4096}
+)
+MIXTRAL = family.Family(
+  _mixtral,
+  NAMES | experts_names('block_sparse_moe.', ('w1', 'w3', 'w2')),
+  defaults=_MISTRAL_DEFAULTS | {'rms_norm_eps': 1e-5, 'num_experts_per_tok': 2},
 )

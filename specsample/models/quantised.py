@@ -1,73 +1,226 @@
-"""The forms of quantised safetensors, by the settings in config.json."""
+"""Quantised safetensors, dequantised as they are read.
 
-from typing import Protocol
+FP8 (DeepSeek-V3, 2412.19437, section 3.3): with a matrix NAME of 8-bit floats
+comes NAME_scale_inv, the scales by which its blocks are multiplied. The last
+blocks may be smaller.
+
+MXFP4 (OCP Microscaling Formats, version 1.0, section 5), as in gpt-oss: the
+matrices of all experts, NAME [E, in, out], are stored as NAME_blocks
+[E, out, in / 32, 16], two 4-bit floats in a byte, the first in the low bits,
+and NAME_scales [E, out, in / 32], the exponents of powers of 2.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
 
 from specsample.models import config as config_lib
-from specsample.models import fp8
-from specsample.models import mxfp4
 from specsample.models import safetensors_file
 from specsample.models import tensors
 
-
-class Form(Protocol):
-  """How the matrices of a folder are stored."""
-
-  @property
-  def kinds(self) -> tuple[str, ...]:
-    """The safetensors dtypes of matrices and scales in this form."""
-
-  def describe(self) -> str:
-    """Returns a description for `inspect`, empty if nothing is quantised."""
-
-  def compare(self, found: safetensors_file.Tensors) -> tensors.Differences:
-    """Returns how the scales differ from those that the matrices need."""
-
-  def dequantised(
-    self, found: safetensors_file.Tensors, origin: str, dtype: str
-  ) -> tensors.TensorFile:
-    """Returns the tensors without the scales, dequantised as they are read.
-
-    Args:
-      found: the stored tensors, which `compare` accepts unless only shapes are
-        read.
-      origin: `TensorFile.origin` of the result.
-      dtype: the dtype to which each part is dequantised.
-    """
+Found = Mapping[str, safetensors_file.Tensor]
+# The value of each byte; NumPy's own conversion is four times slower.
+_FP8_VALUES = np.arange(256, dtype='u1').view(jnp.float8_e4m3fn).astype('f4')
+_NUM_BYTES, _NUM_VALUES = 16, 32  # of a block of MXFP4
+_BIAS = 127  # of the scales' exponents
+_MAGNITUDES = np.asarray([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_NIBBLES = np.concatenate([_MAGNITUDES, -_MAGNITUDES])
+# The two values of each byte.
+_PAIRS = np.stack([np.tile(_NIBBLES, 16), np.repeat(_NIBBLES, 16)], axis=-1)
 
 
-class Exact:
-  """The `Form` of a folder that is not quantised."""
+def opened(
+  config: config_lib.Config, found: Found, origin: str, dtype: str
+) -> tensors.TensorFile:
+  """Returns a folder's tensors, dequantised to `dtype` as config.json says.
 
-  kinds = ()
+  Args:
+    config: that of the model.
+    found: the tensors as they are stored.
+    origin: the folder, for messages.
+    dtype: the dtype to which each part is dequantised.
+  """
+  form = _form_of(config.part('quantization_config'))
+  kinds = form.kinds if form else ()
+  supported = (*safetensors_file.WEIGHT_DTYPES, *kinds)
+  safetensors_file.check_kinds(origin, found, supported)
+  if form is None:
+    return tensors.file_of(origin, found)
+  tensors.refuse(form.differences(found), origin)
+  return tensors.file_of(origin, form.dequantised(found, jnp.dtype(dtype)))
 
-  def describe(self) -> str:
-    return ''
 
-  def compare(self, found: safetensors_file.Tensors) -> tensors.Differences:
-    del found
-    return tensors.Differences()
-
-  def dequantised(
-    self, found: safetensors_file.Tensors, origin: str, dtype: str
-  ) -> tensors.TensorFile:
-    del dtype
-    shapes = {name: tensor.shape for name, tensor in found.items()}
-    return tensors.TensorFile(origin, shapes, found.__getitem__)
-
-
-def form_of(config: config_lib.Config) -> Form:
-  """Returns the form that a model's configuration names."""
-  part = config.part('quantization_config')
+def _form_of(part) -> 'Fp8 | Mxfp4 | None':
   if not part.values:
-    return Exact()
+    return None
   method = part.get('quant_method')
   if method == 'mxfp4':
-    return mxfp4.Mxfp4()
+    return Mxfp4()
   if method != 'fp8':
-    raise fp8.unsupported(part, 'quant_method', "'fp8' or 'mxfp4'")
-  return fp8.Fp8(fp8.block_size(part))
+    raise _unsupported(part, 'quant_method', "'fp8' or 'mxfp4'")
+  size = part.get('weight_block_size')
+  if size is None or len(size) != 2 or min(size) < 1:
+    raise _unsupported(part, 'weight_block_size', '[rows, columns]')
+  return Fp8(tuple(size))
 
 
-def kinds(form: Form) -> tuple[str, ...]:
-  """Returns the safetensors dtypes that tensors of a folder may have."""
-  return (*safetensors_file.WEIGHT_DTYPES, *form.kinds)
+def _unsupported(part, key, supported):
+  return ValueError(
+    f'{part.origin}: {key} of quantization_config is {part.get(key)!r}, but '
+    f'only {supported} is supported: load a version that is not quantised'
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8:
+  """Matrices whose blocks of this many rows and columns have a scale each."""
+
+  block: tuple[int, int]
+  kinds = ('F8_E4M3',)  # of matrices, in safetensors
+
+  def differences(self, found: Found) -> tensors.Differences:
+    """Returns how the scales differ from those that the matrices need."""
+    expected = {
+      _scale(name): tuple(
+        -(-number // size)
+        for number, size in zip(found[name].shape, self.block, strict=True)
+      )
+      for name in self._matrices(found)
+    }
+    stored = {name: found[name].shape for name in expected if name in found}
+    return tensors.differences(expected, stored)
+
+  def dequantised(self, found: Found, dtype: Any) -> dict[str, tensors.Tensor]:
+    """Returns the tensors without the scales, dequantised as they are read."""
+    names = self._matrices(found)
+    made = {
+      name: _Fp8Matrix(found[name], found[_scale(name)], self.block, dtype)
+      for name in names
+    }
+    return _replaced(found, map(_scale, names), made)
+
+  def _matrices(self, found):
+    """Names the matrices with blocks; any other scale is an unknown tensor."""
+    return [
+      name
+      for name, tensor in found.items()
+      if tensor.kind in self.kinds and len(tensor.shape) == 2
+    ]
+
+
+def _scale(name):
+  return f'{name}_scale_inv'
+
+
+def _replaced(found, used, made):
+  """Returns the tensors with those that are used replaced by others."""
+  used = set(used)
+  rest = {name: found[name] for name in found if name not in used}
+  return rest | made
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fp8Matrix:
+  """A matrix [out, in] and its scales, dequantised as it is read."""
+
+  matrix: safetensors_file.Tensor
+  scale: safetensors_file.Tensor
+  block: tuple[int, int]
+  dtype: Any
+
+  @property
+  def shape(self):
+    return self.matrix.shape
+
+  def __getitem__(self, index: tensors.Index, /) -> np.ndarray:
+    """Returns a part, reading only the scales of its blocks."""
+    height, width = self.block
+    rows, columns = (
+      range(*part.indices(size))
+      for part, size in zip(index, self.matrix.shape, strict=True)
+    )
+    scale = self.scale[
+      slice(rows.start // height, -(-rows.stop // height)),
+      slice(columns.start // width, -(-columns.stop // width)),
+    ]
+    # One row per row of blocks, with the scale of each column.
+    scale = np.repeat(scale.astype(np.float32), width, axis=1)
+    scale = scale[:, columns.start % width :][:, : len(columns)]
+    coded = self.matrix[index].view(np.uint8)
+    values = np.empty(coded.shape, self.dtype)
+    before = rows.start % height  # rows of the first block before the part
+    for i, of_columns in enumerate(scale):
+      part = slice(max(0, i * height - before), (i + 1) * height - before)
+      values[part] = np.take(_FP8_VALUES, coded[part]) * of_columns
+    return values
+
+
+class Mxfp4:
+  """Matrices of all experts whose blocks of 32 values have a scale each."""
+
+  kinds = ('U8',)  # of matrices and scales, in safetensors
+
+  def differences(self, found: Found) -> tensors.Differences:
+    expected: dict[str, tuple[int, ...]] = {}
+    for name in self._matrices(found):
+      shape = found[f'{name}_blocks'].shape[:-1]
+      expected[f'{name}_blocks'] = *shape, _NUM_BYTES
+      expected[f'{name}_scales'] = shape
+    stored = {
+      name: x.shape for name, x in found.items() if x.kind in self.kinds
+    }
+    return tensors.differences(expected, stored)
+
+  def dequantised(self, found: Found, dtype: Any) -> dict[str, tensors.Tensor]:
+    names = self._matrices(found)
+    used = [name + end for name in names for end in ('_blocks', '_scales')]
+    made = {
+      name: _Mxfp4Matrices(
+        found[f'{name}_blocks'], found[f'{name}_scales'], dtype
+      )
+      for name in names
+    }
+    return _replaced(found, used, made)
+
+  def _matrices(self, found):
+    return [
+      name.removesuffix('_blocks')
+      for name, tensor in found.items()
+      if name.endswith('_blocks')
+      and tensor.kind in self.kinds
+      and len(tensor.shape) == 4
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mxfp4Matrices:
+  """Blocks [E, out, in / 32, 16] and scales, as a tensor [E, in, out]."""
+
+  blocks: safetensors_file.Tensor
+  scales: safetensors_file.Tensor
+  dtype: Any
+
+  @property
+  def shape(self):
+    count, num_out, num_blocks, _ = self.blocks.shape
+    return count, num_blocks * _NUM_VALUES, num_out
+
+  def __getitem__(self, index: tensors.Index, /) -> np.ndarray:
+    """Returns a part, dequantising only the blocks that it meets."""
+    experts, of_in, of_out = index
+    first, last, _ = of_in.indices(self.shape[1])
+    blocks = slice(first // _NUM_VALUES, -(-last // _NUM_VALUES))
+    values = self.blocks[experts, of_out, blocks, slice(None)]
+    powers = self.scales[experts, of_out, blocks].astype(np.int32) - _BIAS
+    before = first - blocks.start * _NUM_VALUES
+    inputs = slice(before, before + last - first)
+    count, num_out = values.shape[:2]
+    made = np.empty((count, last - first, num_out), self.dtype)
+    for i, (of_expert, power) in enumerate(zip(values, powers, strict=True)):
+      wide = _PAIRS[of_expert].reshape(*power.shape, _NUM_VALUES)
+      wide *= np.ldexp(np.float32(1), power)[..., None]
+      made[i] = wide.reshape(num_out, -1)[:, inputs].T
+    return made

@@ -59,7 +59,8 @@ class Tensor:
     if tuple(sizes) == self.shape[1:]:
       return self._rows(first, last)
     values = np.empty((last - first, *sizes), DTYPES[self.kind])
-    step = max(1, _BLOCK_BYTES // self._row_bytes)
+    row_bytes = math.prod(self.shape[1:]) * values.itemsize
+    step = max(1, _BLOCK_BYTES // row_bytes)
     for start in range(first, last, step):
       block = self._rows(start, min(start + step, last))
       values[start - first :][: len(block)] = block[:, *columns]
@@ -67,20 +68,10 @@ class Tensor:
 
   def _rows(self, first, last):
     values = np.empty((last - first, *self.shape[1:]), DTYPES[self.kind])
-    files.read_into(
-      self.path,
-      self.offset + first * self._row_bytes,
-      values.reshape(-1).view(np.uint8).data,
-    )
+    row_bytes = math.prod(self.shape[1:]) * values.itemsize
+    start = self.offset + first * row_bytes
+    files.read_into(self.path, start, values.reshape(-1).view(np.uint8).data)
     return values
-
-  @property
-  def _row_bytes(self):
-    return math.prod(self.shape[1:]) * DTYPES[self.kind].itemsize
-
-
-# The tensors of one file or of several, by name.
-Tensors = Mapping[str, Tensor]
 
 
 def read_header(path: epath.Path) -> dict[str, Tensor]:
@@ -108,7 +99,9 @@ def read_header(path: epath.Path) -> dict[str, Tensor]:
 
 
 def check_kinds(
-  origin: epath.Path, tensors: Mapping[str, Tensor], supported: Collection[str]
+  origin: epath.Path | str,
+  tensors: Mapping[str, Tensor],
+  supported: Collection[str],
 ) -> None:
   """Raises ValueError, naming a tensor, unless all have supported dtypes."""
   for name, tensor in tensors.items():
@@ -124,13 +117,12 @@ def write(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:
   """Writes named arrays, with dtypes among `DTYPES`, to one file."""
   kinds = {dtype: kind for kind, dtype in DTYPES.items()}
   # The widest come first, so that each begins at a multiple of its width.
-  ordered = sorted(
-    arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])
-  )
+  ordered = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
   # transformers loads no file without this.
   header: dict[str, Any] = {'__metadata__': {'format': 'pt'}}
   offset = 0
-  for name, array in ordered:
+  for name in ordered:
+    array = arrays[name]
     if array.dtype not in kinds:
       raise ValueError(
         f'tensor {name} is {array.dtype}, but the dtypes that can be written '
@@ -146,8 +138,8 @@ def write(path: epath.Path, arrays: Mapping[str, np.ndarray]) -> None:
   content += b' ' * (-len(content) % 8)
   with path.open('wb') as file:
     file.write(len(content).to_bytes(8, 'little') + content)
-    for _, array in ordered:
-      file.write(array.tobytes())
+    for name in ordered:
+      file.write(arrays[name].tobytes())
 
 
 def _read(path, start, stop):

@@ -1,7 +1,8 @@
 """Filling a model with the named tensors of a foreign format.
 
 `gguf` and `huggingface` open their files as a `TensorFile`; `fill` checks it
-against what the model expects before any weight is read.
+against what the model expects before any weight is read. Some families store
+several matrices as one tensor: the views here are parts of it.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -26,8 +27,14 @@ _BLOCK_ROWS = 4096
 class Tensor(Protocol):
   """A tensor that can be read in parts, such as an array."""
 
+  @property
+  def shape(self) -> tuple[int, ...]: ...
+
   def __getitem__(self, index: Index, /) -> np.ndarray:
     """Returns the part that is selected by one slice per axis."""
+
+
+Tensors = Mapping[str, Tensor]
 
 
 class Described(Protocol):
@@ -63,61 +70,161 @@ class TensorFile:
   shapes: dict[str, tuple[int, ...]]
   open: Callable[[str], Tensor]
 
+  def tensors(self) -> dict[str, Tensor]:
+    """Returns the tensors; each is opened only when it is read."""
+    return {name: _Unopened(self, name) for name in self.shapes}
+
+
+def file_of(origin: str, tensors: Tensors) -> TensorFile:
+  """Returns tensors as a file."""
+  shapes = {name: tensor.shape for name, tensor in tensors.items()}
+  return TensorFile(origin, shapes, tensors.__getitem__)
+
 
 @dataclasses.dataclass(frozen=True)
-class Differences:
-  """The differences between a file's tensors and those that a model expects.
+class _Unopened:
+  file: TensorFile
+  name: str
+
+  @property
+  def shape(self):
+    return self.file.shapes[self.name]
+
+  def __getitem__(self, index: Index, /) -> np.ndarray:
+    return self.file.open(self.name)[index]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """Some of a tensor's entries along one axis.
 
   Attributes:
-    missing: names that are not in the file.
-    unknown: names that the model does not expect.
-    misshapen: a sentence for each tensor of an unexpected shape.
+    order: the tensor's axes in the order of the part's.
+    axis: the tensor's axis that is divided.
+    start, stop, step: the entries of that axis that belong to the part, as in
+      a slice.
   """
 
-  missing: tuple[str, ...] = ()
-  unknown: tuple[str, ...] = ()
-  misshapen: tuple[str, ...] = ()
+  order: tuple[int, ...]
+  axis: int = 0
+  start: int = 0
+  stop: int | None = None
+  step: int = 1
+
+
+def divided(
+  tensors: Tensors, parts: Mapping[str, Mapping[str, Part]]
+) -> dict[str, Tensor]:
+  """Returns the tensors with each that has parts replaced by these.
+
+  Args:
+    tensors: by name.
+    parts: by the end of a tensor's name. A part is called as the whole,
+      followed by its suffix. Tensors of another rank than their parts are left
+      as they are.
+  """
+  found: dict[str, Tensor] = {}
+  for name, tensor in tensors.items():
+    end = next((end for end in parts if name.endswith(end)), None)
+    of_tensor = {} if end is None else parts[end]
+    ranks = {len(part.order) for part in of_tensor.values()}
+    if ranks == {len(tensor.shape)}:
+      for suffix, part in of_tensor.items():
+        found[name + suffix] = View(tensor, part)
+    else:
+      found[name] = tensor
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+  """A part of a tensor, cut out as it is read."""
+
+  tensor: Tensor
+  part: Part
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    sizes = list(self.tensor.shape)
+    sizes[self.part.axis] = len(self._entries())
+    return tuple(sizes[axis] for axis in self.part.order)
+
+  def __getitem__(self, index: Index, /) -> np.ndarray:
+    order, axis = self.part.order, self.part.axis
+    wanted = [slice(None)] * len(index)
+    for of_tensor, of_part in zip(order, index, strict=True):
+      wanted[of_tensor] = of_part
+    entries = self._entries()[wanted[axis]]
+    wanted[axis] = slice(entries.start, entries.stop, entries.step)
+    return self.tensor[tuple(wanted)].transpose(order)
+
+  def _entries(self) -> range:
+    part = self.part
+    return range(self.tensor.shape[part.axis])[
+      part.start : part.stop : part.step
+    ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+  """Some rows of a tensor, in an order of their own.
+
+  An axis of size 1 between the rows and the columns is left out.
+  """
+
+  tensor: Tensor
+  rows: np.ndarray  # their numbers
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return len(self.rows), *self.tensor.shape[-1:]
+
+  def __getitem__(self, index: Index, /) -> np.ndarray:
+    """Returns a part, reading from its first row to its last one."""
+    rows, columns = self.rows[index[0]], index[1]
+    first, last = int(rows.min()), int(rows.max()) + 1
+    between = (slice(None),) * (len(self.tensor.shape) - 2)
+    read = self.tensor[slice(first, last), *between, columns]
+    read = read.reshape(len(read), -1)
+    if len(rows) == last - first and np.all(np.diff(rows) == 1):
+      return read
+    return read[rows - first]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stack:
   """Matrices [out, in] of all experts, as a tensor [out, in, E]."""
 
-  file: TensorFile
-  sources: tuple[str, ...]
+  matrices: tuple[Tensor, ...]
+
+  @property
+  def shape(self):
+    return *self.matrices[0].shape, len(self.matrices)
 
   def __getitem__(self, index: Index, /) -> np.ndarray:
-    parts = [self.file.open(name)[index[:2]] for name in self.sources[index[2]]]
+    parts = [matrix[index[:2]] for matrix in self.matrices[index[2]]]
     return np.moveaxis(np.stack(parts), 0, -1)
 
 
-def stacked(tensors: TensorFile) -> TensorFile:
+def stacked(tensors: Tensors) -> dict[str, Tensor]:
   """Returns the tensors with those of all experts of a layer stacked.
 
   In a stack's name, '.experts.*.' stands for their numbers, which are 0 to
   E - 1. Incomplete sets and those of several shapes are left as they are.
   """
   of_experts = re.compile(r'(.*\.experts\.)(\d+)(\..*)')
-  found: dict[str, dict[int, str]] = {}
-  for name in tensors.shapes:
+  stacks: dict[str, dict[int, str]] = {}
+  for name in tensors:
     match = of_experts.fullmatch(name)
     if match:
-      found.setdefault(f'{match[1]}*{match[3]}', {})[int(match[2])] = name
-  shapes, stacks = dict(tensors.shapes), {}
-  for name, by_number in found.items():
-    sources = tuple(by_number[i] for i in sorted(by_number))
-    (shape, *others) = {tensors.shapes[source] for source in sources}
-    if others or sorted(by_number) != list(range(len(by_number))):
-      continue
-    stacks[name] = _Stack(tensors, sources)
-    for source in sources:
-      del shapes[source]
-    shapes[name] = (*shape, len(sources))
-  return TensorFile(
-    origin=tensors.origin,
-    shapes=shapes,
-    open=lambda name: stacks[name] if name in stacks else tensors.open(name),
-  )
+      stacks.setdefault(f'{match[1]}*{match[3]}', {})[int(match[2])] = name
+  found = dict(tensors)
+  for name, by_number in stacks.items():
+    numbers = sorted(by_number)
+    shapes = {tensors[source].shape for source in by_number.values()}
+    if numbers == list(range(len(numbers))) and len(shapes) == 1:
+      found[name] = _Stack(tuple(found.pop(by_number[i]) for i in numbers))
+  return found
 
 
 def fill(
@@ -144,22 +251,36 @@ def fill(
       None reads nothing, and the parameters are their shapes.
   """
   refuse(compare(model, tensors, names, ignored), tensors.origin)
+  expected = model.abstract_params()
   if convert is None:
-    return model.abstract_params()
-  expected, treedef = jax.tree_util.tree_flatten_with_path(
-    model.abstract_params()
-  )
+    return expected
+  paths, treedef = jax.tree_util.tree_flatten_with_path(expected)
   axes = jax.tree.leaves(
     model.param_axes(), is_leaf=lambda leaf: isinstance(leaf, tuple)
   )
-  sources = [source_name(path, names) for path, _ in expected]
+  sources = [source_name(path, names) for path, _ in paths]
   leaves: list[Any] = [None] * len(sources)
   by_size = lambda i: -math.prod(tensors.shapes[sources[i]])
+  place = _on_host if jax.sharding.get_mesh().empty else _on_mesh
   for i in sorted(range(len(sources)), key=by_size):
-    place = _on_host if jax.sharding.get_mesh().empty else _on_mesh
-    path, leaf = expected[i]
-    leaves[i] = convert(model, path, place(tensors, sources[i], leaf, axes[i]))
+    (path, leaf), tensor = paths[i], tensors.open(sources[i])
+    leaves[i] = convert(model, path, place(tensor, leaf, axes[i]))
   return jax.tree_util.tree_unflatten(treedef, leaves)
+
+
+@dataclasses.dataclass(frozen=True)
+class Differences:
+  """The differences between a file's tensors and those that a model expects.
+
+  Attributes:
+    missing: names that are not in the file.
+    unknown: names that the model does not expect.
+    misshapen: a sentence for each tensor of an unexpected shape.
+  """
+
+  missing: tuple[str, ...] = ()
+  unknown: tuple[str, ...] = ()
+  misshapen: tuple[str, ...] = ()
 
 
 def compare(
@@ -273,14 +394,13 @@ def listed(names: Collection[str]) -> str:
   return f'{len(names)} tensors ({", ".join(shown)})'
 
 
-def _on_host(tensors, source, leaf, axes) -> np.ndarray:
+def _on_host(tensor, leaf, axes) -> np.ndarray:
   del axes
   everything = (slice(None),) * leaf.ndim
-  return tensors.open(source)[everything].astype(leaf.dtype, copy=False).T
+  return tensor[everything].astype(leaf.dtype, copy=False).T
 
 
-def _on_mesh(tensors, source, leaf, axes) -> Array:
-  tensor = tensors.open(source)
+def _on_mesh(tensor, leaf, axes) -> Array:
   parts: dict[str, np.ndarray] = {}
 
   def read(index):

@@ -180,9 +180,9 @@ def test_a_key_means_the_same_beside_images(name, outer):
       assert model.tie_embeddings == expected
 
 
-@pytest.mark.parametrize('key', config_lib._TYPES)
+@pytest.mark.parametrize('key', config_lib._KIND_OF)
 def test_a_value_of_a_wrong_type_is_refused(key):
-  is_right, _ = config_lib._TYPES[key]
+  is_right = config_lib._KINDS[config_lib._KIND_OF[key]]
   others = [x for x in ('x', 1.5, True, ['x'], [1], {}) if not is_right(x)]
   assert len(others) >= 4
   for value in others:

@@ -5,6 +5,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.torch
@@ -13,7 +14,7 @@ import transformers
 
 import specsample
 from specsample import files
-from specsample.models import fp8
+from specsample.models import quantised
 from specsample.models import safetensors_file
 from tests.models import fp8_by_hand
 
@@ -33,14 +34,16 @@ def test_parts_are_those_of_the_matrix(tmp_path, dtype):
   stored = {'x': coded, 'x_scale_inv': scale, 'y': torch.arange(3.0)}
   safetensors.torch.save_file(stored, path)
   found = safetensors_file.read_header(files.at(path))
-  file = fp8.Fp8((5, 7)).dequantised(found, 'here', dtype)
-  assert file.shapes == {'x': (23, 19), 'y': (3,)}
-  np.testing.assert_array_equal(file.open('y')[slice(1, 3),], [1, 2])
+  form = quantised.Fp8((5, 7))
+  file = form.dequantised(found, jnp.dtype(dtype))
+  shapes = {name: tensor.shape for name, tensor in file.items()}
+  assert shapes == {'x': (23, 19), 'y': (3,)}
+  np.testing.assert_array_equal(file['y'][slice(1, 3),], [1, 2])
   expected = meant.to(getattr(torch, dtype)).float()
   for start in range(23):
     for stop in range(start + 1, 24, 3):
       for columns in (slice(None), slice(0, 7), slice(6, 8), slice(9, None)):
-        part = file.open('x')[slice(start, stop), columns]
+        part = file['x'][slice(start, stop), columns]
         assert part.dtype == dtype
         found_part = part.astype(np.float32)
         np.testing.assert_array_equal(found_part, expected[start:stop, columns])

