@@ -31,7 +31,7 @@ _LAYERS = (
   ('models.int8',),
   ('models.matrices',),
   ('models.layers', 'models.cache', 'models.gated_delta', 'models.network'),
-  ('models.attention', 'models.experts', 'models.layer_embedding'),
+  ('models.attention', 'models.experts'),
   ('models.decoder_layer',),
   ('models', 'drafters'),
   ('loading.load',),

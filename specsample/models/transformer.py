@@ -4,27 +4,20 @@ Touvron et al., 2307.09288; Dubey et al., 2407.21783; Jiang et al., 2310.06825.
 """
 
 import dataclasses
-import functools
-from typing import Any
+from typing import Annotated
 
-from flax import nnx
-import jax
 import jax.numpy as jnp
 
-from specsample import checks
+from specsample import settings
 from specsample import sharding
 from specsample import types
 from specsample.models import attention
 from specsample.models import cache as cache_lib
 from specsample.models import config as config_lib
-from specsample.models import decoder_layer
+from specsample.models import decoder
 from specsample.models import experts as experts_lib
 from specsample.models import gated_delta
-from specsample.models import int8
-from specsample.models import layer_embedding
 from specsample.models import layers
-from specsample.models import masks
-from specsample.models import matrices
 from specsample.models import network
 from specsample.models import rotary
 from specsample.models import shadow as shadow_lib
@@ -32,7 +25,7 @@ from specsample.types import Array, ModelOutput, Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Transformer:
+class Transformer(settings.Settings):
   """A decoder-only `types.Model`, by default Llama. Sizes are in elements.
 
   Attributes:
@@ -82,11 +75,11 @@ class Transformer:
       also be the result of `int8.weights`.
   """
 
-  vocab_size: int
-  num_layers: int
-  dim: int
-  num_heads: int
-  num_kv_heads: int
+  vocab_size: settings.Count
+  num_layers: settings.Count
+  dim: settings.Count
+  num_heads: settings.Count
+  num_kv_heads: settings.Count
   head_dim: int
   mlp_dim: int
   max_length: int
@@ -102,12 +95,12 @@ class Transformer:
   has_sinks: bool = False
   logit_softcap: float | None = None
   num_tokens: int | None = None
-  activation: str = 'silu'
+  activation: Annotated[str, settings.one_of(*layers.ACTIVATIONS)] = 'silu'
   norm_offset: float = 0.0
   has_wide_norms: bool = False
   has_post_norms: bool = False
   embedding_scale: float | None = None
-  sliding_window: int | None = None
+  sliding_window: settings.Count | None = None
   sliding_layers: tuple[int, ...] | None = None
   sliding_rope_theta: float | None = None
   full_head_dim: int | None = None
@@ -126,41 +119,29 @@ class Transformer:
   has_int8_cache: bool = False
   dtype: str = 'float32'
 
-  def __post_init__(self):
-    """Raises ValueError for invalid sizes, activations and dtypes."""
-    checks.counts(
-      self, ('vocab_size', 'num_layers', 'dim', 'num_heads', 'num_kv_heads')
-    )
+  def _check(self) -> None:
     if self.num_heads % self.num_kv_heads:
       raise ValueError(
         f'num_heads is {self.num_heads} and num_kv_heads is '
         f'{self.num_kv_heads}: each key-value head must serve the same number '
         'of heads'
       )
-    if self.num_tokens is not None and not (
-      1 <= self.num_tokens <= self.vocab_size
-    ):
+    num_tokens = self.num_tokens
+    if num_tokens is not None and not 1 <= num_tokens <= self.vocab_size:
       raise ValueError(
-        f'num_tokens is {self.num_tokens} and vocab_size is {self.vocab_size}: '
+        f'num_tokens is {num_tokens} and vocab_size is {self.vocab_size}: '
         'give a number from 1 to vocab_size, or None for the whole vocabulary'
-      )
-    if self.sliding_window is not None and self.sliding_window < 1:
-      raise ValueError(
-        f'sliding_window is {self.sliding_window}: give at least 1, because a '
-        'token sees itself, or None for no window'
-      )
-    if self.activation not in layers.ACTIVATIONS:
-      raise ValueError(
-        f'activation is {self.activation!r}: give one of '
-        f'{list(layers.ACTIVATIONS)}'
       )
     if len(self.recurrent_layers) >= self.num_layers:
       raise ValueError(
         f'delta.layers names all {self.num_layers} layers: at least one must '
         'have attention'
       )
-    for name in ('has_sinks', 'has_output_gate', 'num_shared'):
-      value = getattr(self, name)
+    for name, value in (
+      ('has_sinks', self.has_sinks),
+      ('has_output_gate', self.has_output_gate),
+      ('num_shared', self.num_shared),
+    ):
       if self.latent is not None and value:
         raise ValueError(
           f'{name} is {value}, which attention over latent vectors does not '
@@ -241,69 +222,57 @@ class Transformer:
 
   def init(self, key: Array) -> Params:
     """Returns random parameters: nested dictionaries of arrays in `dtype`."""
-    return network.init(_Network, self, key)
+    return network.init(decoder.Decoder, self, key)
 
   def abstract_params(self) -> Params:
     """Returns the parameters' shapes and dtypes without allocating them."""
-    return network.abstract_params(_Network, self)
+    return network.abstract_params(decoder.Decoder, self)
 
   def param_axes(self) -> Params:
     """Returns a tuple of `sharding.Axes` per parameter, one for each axis."""
-    return network.param_axes(_Network, self)
+    return network.param_axes(decoder.Decoder, self)
 
   def init_cache(
     self, batch_size: int, max_length: int, max_new: int | None = None
   ) -> cache_lib.KVCache:
     """See `types.Model`; layers with a window hold it and `max_new` tokens."""
-    sizes = [
-      max_length
-      if max_new is None or (window := self.window(i)) is None
-      else min(max_length, window + max_new)
-      for i in range(self.num_layers)
-    ]
-    dtype = jnp.dtype('int8' if self.has_int8_cache else self.dtype)
-    if self.latent is None:
-      keys, values = (
-        tuple(
-          self._entries(i, batch_size, size, dtype)
-          for i, size in enumerate(sizes)
-        )
-        for _ in range(2)
-      )
-    else:
-      width = self.latent.kv_rank + self.latent.rope_dim
-      keys = tuple(
-        cache_lib.entries(batch_size, size, 1, width, dtype) for size in sizes
-      )
-      values = (None,) * self.num_layers
-    without = lambda entries: tuple(
-      None if i in self.recurrent_layers else of_layer
-      for i, of_layer in enumerate(entries)
+    sizes = [max_length] * self.num_layers
+    if max_new is not None:
+      windows = map(self.window, range(self.num_layers))
+      sizes = [
+        max_length if window is None else min(max_length, window + max_new)
+        for window in windows
+      ]
+    entries = lambda: tuple(
+      self._entries(i, batch_size, size) for i, size in enumerate(sizes)
     )
+    states: tuple[gated_delta.State | None, ...] = ()
+    if self.delta is not None and max_length:
+      dtype = jnp.dtype(self.dtype)
+      states = tuple(
+        gated_delta.empty(batch_size, self.delta, dtype)
+        if i in self.delta.layers
+        else None
+        for i in range(self.num_layers)
+      )
     return cache_lib.KVCache(
-      keys=without(keys),
-      values=without(values),
+      keys=entries(),
+      values=(None,) * self.num_layers if self.latent else entries(),
       length=cache_lib.no_tokens(batch_size),
       rings=tuple(i for i, size in enumerate(sizes) if size < max_length),
-      states=self._empty_states(batch_size) if max_length else (),
+      states=states,
     )
 
-  def _empty_states(self, batch_size):
-    delta, dtype = self.delta, jnp.dtype(self.dtype)
-    if delta is None:
-      return ()
-    return tuple(
-      gated_delta.empty(batch_size, delta, dtype) if i in delta.layers else None
-      for i in range(self.num_layers)
-    )
-
-  def _entries(self, layer, batch_size, size, dtype):
-    if self.kv_source(layer) != layer:
+  def _entries(self, layer, batch_size, size):
+    """Returns room for a layer's keys or values; None if it has none."""
+    if layer in self.recurrent_layers or self.kv_source(layer) != layer:
       return None
     like = self.of_layer(layer)
-    return cache_lib.entries(
-      batch_size, size, like.num_kv_heads, like.head_dim, dtype
-    )
+    heads, width = like.num_kv_heads, like.head_dim
+    if self.latent is not None:
+      heads, width = 1, self.latent.kv_rank + self.latent.rope_dim
+    dtype = jnp.dtype('int8' if self.has_int8_cache else self.dtype)
+    return cache_lib.entries(batch_size, size, heads, width, dtype)
 
   def apply(
     self,
@@ -328,19 +297,20 @@ class Transformer:
       *range(-1, self.num_layers),
       *map(types.KeysAndValues, self.own_kv_layers),
     }
-    missing = [i for i in features if i not in there]
-    if missing and isinstance(missing[0], types.KeysAndValues):
+    for feature in features:
+      if feature in there:
+        continue
+      if isinstance(feature, types.KeysAndValues):
+        raise ValueError(
+          f'features are {features}, but the model has no keys and values of '
+          f'layer {feature.layer}: name a layer that has its own'
+        )
       raise ValueError(
-        f'features are {features}, but the model has no keys and values of '
-        f'layer {missing[0].layer}: name a layer that has its own'
-      )
-    if missing:
-      raise ValueError(
-        f'features are {features}, but the model has no layer {missing[0]}: '
+        f'features are {features}, but the model has no layer {feature}: '
         f'name outputs of layers 0 to {self.num_layers - 1}, or the embedding '
         'as -1'
       )
-    made = network.merge(_Network, self, params)
+    made = self._network(params)
     found = params['norm']['scale'].dtype
     if found != jnp.dtype(self.dtype):
       raise ValueError(
@@ -348,6 +318,9 @@ class Transformer:
         'load both with the same dtype'
       )
     return made(tokens, cache, features, parents)
+
+  def _network(self, params) -> decoder.Decoder:
+    return network.merge(decoder.Decoder, self, params)
 
   def widen(self, new: cache_lib.New, num_tokens: int) -> cache_lib.New:
     return cache_lib.widen(new, num_tokens)
@@ -373,16 +346,16 @@ class Transformer:
     return cache_lib.commit(cache, length, path)
 
   def embed(self, params: Params, ids: Array) -> Array:
-    return network.merge(_Network, self, params).embed(ids)
+    return self._network(params).embed(ids)
 
   def unembed(self, params: Params, hidden: Array) -> Array:
-    return network.merge(_Network, self, params).unembed(hidden)
+    return self._network(params).unembed(hidden)
 
   def unembed_at(self, params: Params, hidden: Array, ids: Array) -> Array:
-    return network.merge(_Network, self, params).unembed_at(hidden, ids)
+    return self._network(params).unembed_at(hidden, ids)
 
   def shadow(self, params: Params) -> shadow_lib.Shadow:
-    made = network.merge(_Network, self, params)
+    made = self._network(params)
     return shadow_lib.of_matrix(made.kernel, made.vocab_axis)
 
   def shadow_axes(self) -> shadow_lib.Shadow:
@@ -390,13 +363,12 @@ class Transformer:
     return shadow_lib.axes(sharding.Axis('vocab', self.vocab_size))
 
   def is_shadow(self, shadow: shadow_lib.Shadow, params: Params) -> bool:
-    made = network.merge(_Network, self, params)
-    return shadow_lib.is_of(shadow, made.kernel)
+    return shadow_lib.is_of(shadow, self._network(params).kernel)
 
   def bounds(
     self, params: Params, shadow: shadow_lib.Shadow, hidden: Array
   ) -> tuple[Array, Array]:
-    return network.merge(_Network, self, params).bounds(shadow, hidden)
+    return self._network(params).bounds(shadow, hidden)
 
   def keep_layers(self, indices: tuple[int, ...]) -> 'Transformer':
     """Returns the model with a subset of its layers; see `keep_params`."""
@@ -435,177 +407,3 @@ class Transformer:
     """Returns the parameters of `keep_layers(indices)`, shared, not copied."""
     kept = {i: params['layers'][index] for i, index in enumerate(indices)}
     return params | {'layers': kept}
-
-
-# The largest error of tanh: XLA's is right to a few units of float32.
-_ROUNDING_OF_TANH = 2.0**-20
-
-
-class _Network(nnx.Module):
-  def __init__(self, config: Transformer, keys):
-    dtype = jnp.dtype(config.dtype)
-    self.vocab_axis = sharding.Axis('vocab', config.vocab_size)
-    # The lookup also uses [D, V]: tied weights exist once, and the product that
-    # reads all of them gets the fast layout.
-    vocabulary = lambda: layers.Linear(
-      config.dim,
-      config.vocab_size,
-      axes=(None, self.vocab_axis),
-      keys=keys,
-      dtype=dtype,
-    )
-    self.embedding = vocabulary().kernel
-    self.unembedding = None if config.tie_embeddings else vocabulary().kernel
-    self.layer_inputs = (
-      layer_embedding.LayerEmbedding(config, keys)
-      if config.layer_input_dim
-      else None
-    )
-    self.layers = nnx.List(
-      [
-        decoder_layer.DecoderLayer(config, keys, i)
-        for i in range(config.num_layers)
-      ]
-    )
-    self.norm = layers.norm_of(config, config.dim)
-    self.config = config
-
-  def embed(self, ids):
-    scale, dtype = self.config.embedding_scale, jnp.dtype(self.config.dtype)
-    table = self.embedding.get_value()
-    found = matrices.lookup(table, ids, self.vocab_axis, dtype)
-    return found if scale is None else found * jnp.asarray(scale, dtype)
-
-  @property
-  def kernel(self):
-    """The unembedding [D, V]."""
-    own = self.embedding if self.unembedding is None else self.unembedding
-    return own.get_value()
-
-  def unembed(self, hidden):
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    logits = matrices.product(
-      *(rows, self.kernel, ('batch', self.vocab_axis), jnp.float32)
-    )
-    return self._finish(logits).reshape(*hidden.shape[:-1], -1)
-
-  def unembed_at(self, hidden, ids):
-    vectors = matrices.lookup(self.kernel, ids, self.vocab_axis, hidden.dtype)
-    logits = jnp.einsum(
-      *('...d,...nd->...n', hidden, vectors),
-      preferred_element_type=jnp.float32,
-    )
-    return self._finish(logits, ids)
-
-  def bounds(self, shadow, hidden):
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    upper, rounding = shadow_lib.bounds(shadow, rows, self.vocab_axis)
-    upper = self._finish(upper)
-    cap = self.config.logit_softcap
-    if cap is not None:
-      # The cap brings logits no further apart, but tanh is rounded too.
-      of_cap = cap * _ROUNDING_OF_TANH
-      upper, rounding = upper + of_cap, rounding + of_cap
-    of_nodes = lambda x: x.reshape(*hidden.shape[:-1], -1)
-    return of_nodes(upper), of_nodes(rounding)
-
-  def _finish(self, logits, ids=None):
-    """Caps logits [..., n] of the tokens `ids`, by default all."""
-    cap = self.config.logit_softcap
-    if cap is not None:
-      logits = cap * jnp.tanh(logits / cap)
-    if self.config.num_tokens is not None:
-      ids = jnp.arange(logits.shape[-1]) if ids is None else ids
-      logits = jnp.where(ids < self.config.num_tokens, logits, -jnp.inf)
-    return logits
-
-  def __call__(self, tokens, cache, features, parents):
-    batch, num_new = tokens.shape
-    view = functools.cache(
-      functools.partial(self._view, cache.length, num_new, parents)
-    )
-    x = self.embed(tokens).reshape(batch * num_new, -1)
-    inputs: Any = (None,) * len(self.layers)
-    if self.layer_inputs is not None:
-      inputs = self.layer_inputs(tokens, x)
-    states = cache.states or (None,) * len(self.layers)
-    order, logs = None, [None] * len(self.layers)
-    if self.config.is_recurrent:
-      order = gated_delta.order(batch, num_new, parents)
-    # Indexed by the layer that reads them: outputs[i + 1] is that of layer i.
-    new_keys: list[Any] = []
-    new_values: list[Any] = []
-    outputs = [x]
-    for i, (layer, of_layer) in enumerate(
-      zip(self.layers, inputs, strict=True)
-    ):
-      if layer.delta is not None:
-        x, logs[i] = _recur(
-          *(*nnx.split(layer), x, order, states[i]), layer_input=of_layer
-        )
-        new_keys.append(None)
-        new_values.append(None)
-        outputs.append(x)
-        continue
-      source = self.config.kv_source(i)
-      keys, values = cache.keys[source], cache.values[source]
-      rope, mask = view(cache_lib.size(keys), self.config.window(i))
-      if source != i:
-        keys, values = (keys, new_keys[source]), (values, new_values[source])
-      x, layer_keys, layer_values = _read_layer(
-        *(*nnx.split(layer), x, rope, mask, keys, values),
-        layer_input=of_layer,
-      )
-      new_keys.append(layer_keys)
-      new_values.append(layer_values)
-      outputs.append(x)
-    unflatten = lambda y: y.reshape(batch, num_new, -1)
-    hidden = unflatten(self.norm(x))
-    output = ModelOutput(
-      logits=self.unembed(hidden),
-      hidden=hidden,
-      features=tuple(
-        _keys_and_values(new_keys[i.layer], new_values[i.layer], x.dtype)
-        if isinstance(i, types.KeysAndValues)
-        else unflatten(outputs[i + 1])
-        for i in features
-      ),
-    )
-    return output, cache_lib.New(
-      keys=tuple(new_keys),
-      values=tuple(new_values),
-      after=hidden[:, 0],
-      logs=tuple(logs) if self.config.is_recurrent else (),
-    )
-
-  def _view(self, length, num_new, parents, size, window):
-    """Returns the rotary tables and the mask for a cache size and a window."""
-    if parents is None:
-      positions = length[:, None] + jnp.arange(num_new)
-      mask = masks.causal(length, num_new, size, window)
-    else:
-      mask, positions = masks.of_tree(length, num_new, size, parents, window)
-    return self.config.rope(positions, window), mask
-
-
-def _keys_and_values(keys, values, dtype):
-  """Stacks keys and values of [B, H, T, head_dim] to [B, T, 2, H, head_dim]."""
-  both = jnp.stack([int8.dense(x, dtype) for x in (keys, values)], axis=1)
-  return jnp.moveaxis(both, 3, 1)
-
-
-@functools.partial(jax.jit, static_argnames='definition', inline=True)
-def _read_layer(definition, variables, *args, **kwargs):
-  """Calls a layer that `nnx.split` took apart.
-
-  Layers that are alike are traced once (measured: four passes of SmolLM2 are
-  ready from the compilation cache after 6.4 instead of 7.4 s). The call is
-  inlined, because otherwise XLA rounded bfloat16 differently in passes of
-  different widths.
-  """
-  return nnx.merge(definition, variables)(*args, **kwargs)
-
-
-@functools.partial(jax.jit, static_argnames='definition', inline=True)
-def _recur(definition, variables, *args, **kwargs):
-  return nnx.merge(definition, variables).recur(*args, **kwargs)
