@@ -13,6 +13,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import settings
 from specsample import sharding
 from specsample.cpu import native
 from specsample.models import int8
@@ -40,13 +41,10 @@ class Attention(nnx.Module):
     heads = (self.kv_axis, self.group_axis)
     linear = functools.partial(layers.Linear, keys=keys, dtype=dtype)
     read = functools.partial(linear, in_dim, bias=config.attention_bias)
-    self.query = read(num_heads * head_dim, axes=(None, heads))
-    self.gate: Any = (
-      read(num_heads * head_dim, axes=(None, heads))
-      if config.has_output_gate
-      else None
-    )
+    read_heads = lambda: read(num_heads * head_dim, axes=(None, heads))
     read_kv = lambda: read(num_kv_heads * head_dim, axes=(None, self.kv_axis))
+    self.query = read_heads()
+    self.gate: Any = read_heads() if config.has_output_gate else None
     self.key = None if is_shared else read_kv()
     has_value = not (is_shared or config.values_are_keys)
     self.value = read_kv() if has_value else None
@@ -60,11 +58,8 @@ class Attention(nnx.Module):
     self.query_norm = norm()
     self.key_norm = None if is_shared else norm()
     self.value_eps = config.norm_eps if config.has_value_norm else None
-    self.sinks = (
-      nnx.Param(jnp.zeros(num_heads, dtype), axes=(heads,))
-      if config.has_sinks
-      else None
-    )
+    zeros = jnp.zeros(num_heads, dtype)
+    self.sinks = nnx.Param(zeros, axes=(heads,)) if config.has_sinks else None
     self.num_heads = num_heads
     self.num_kv_heads = num_kv_heads
     self.head_dim = head_dim
@@ -85,7 +80,8 @@ class Attention(nnx.Module):
     """
     batch, num_new, _ = mask.shape
     kv, heads_of_kv = self.kv_axis, self.group_axis
-    group = self.num_heads // self.num_kv_heads
+    num_kv, head_dim = self.num_kv_heads, self.head_dim
+    group = self.num_heads // num_kv
     found = _applied(
       x, query=self.query, key=self.key, value=self.value, gate=self.gate
     )
@@ -101,34 +97,21 @@ class Attention(nnx.Module):
       keys, values = (keys, new_keys), (values, new_values)
 
     # The queries of a group are rows of one product with their head's keys.
-    query = sharding.reshape(
-      query,
-      (batch, num_new, self.num_kv_heads, group, self.head_dim),
-      *('batch', None, kv, heads_of_kv, None),
-    )
-    query = sharding.reshape(
-      query.transpose(0, 2, 3, 1, 4),
-      (batch, self.num_kv_heads, group * num_new, self.head_dim),
-      *('batch', kv, heads_of_kv, None),
-    )
+    axes: tuple[sharding.Axes, ...] = 'batch', None, kv, heads_of_kv, None
+    shape: tuple[int, ...] = batch, num_new, num_kv, group, head_dim
+    query = sharding.reshape(query, shape, *axes).transpose(0, 2, 3, 1, 4)
+    shape = batch, num_kv, group * num_new, head_dim
+    axes = 'batch', kv, heads_of_kv, None
+    query = sharding.reshape(query, shape, *axes)
+    sinks = self._sinks_of_queries(num_new)
     mixed = (attend_with or attend)(
-      query,
-      mask,
-      keys,
-      values,
-      softcap=self.softcap,
-      sinks=self._sinks_of_queries(num_new),
-    )
-    mixed = sharding.reshape(
-      mixed.astype(x.dtype),
-      (batch, self.num_kv_heads, group, num_new, self.head_dim),
-      *('batch', kv, heads_of_kv, None, None),
-    )
-    mixed = sharding.reshape(
-      mixed.transpose(0, 3, 1, 2, 4),
-      (batch * num_new, self.num_heads * self.head_dim),
-      *('batch', (kv, heads_of_kv)),
-    )
+      query, mask, keys, values, softcap=self.softcap, sinks=sinks
+    ).astype(x.dtype)
+    shape = batch, num_kv, group, num_new, head_dim
+    mixed = sharding.reshape(mixed, shape, *axes, None)
+    mixed = mixed.transpose(0, 3, 1, 2, 4)
+    shape = batch * num_new, self.num_heads * head_dim
+    mixed = sharding.reshape(mixed, shape, 'batch', (kv, heads_of_kv))
     if self.gate is not None:
       mixed *= jax.nn.sigmoid(found['gate'])
     return self.out(mixed), new_keys, new_values
@@ -201,7 +184,11 @@ def attend(
   if sinks is None:
     sinks = jnp.full((query.shape[1], query.shape[2]), _NEVER, jnp.float32)
   return jax.lax.platform_dependent(
-    *(query, mask, keys, values, sinks.astype(jnp.float32)),
+    query,
+    mask,
+    keys,
+    values,
+    sinks.astype(jnp.float32),
     cpu=functools.partial(_native, softcap or 0.0),
     default=lambda query, mask, keys, values, sinks: _attend(
       query, mask, keys, values, softcap, sinks
@@ -214,7 +201,6 @@ _NEVER = -1e30
 
 
 def _is_native(query, keys, values):
-  """Returns whether `cpu.native` computes this if it runs on a CPU."""
   is_plain = all(
     isinstance(x, jax.Array) and x.dtype == jnp.float32
     for x in (query, *keys, *values)
@@ -253,10 +239,8 @@ def _attend(query, mask, keys, values, softcap, sinks):
   score = lambda part, seen: jnp.where(
     seen, capped(int8.scores(query, part), softcap), _NEVER
   )
-  cached, new = (
-    score(keys[0], mask[..., :size]),
-    score(keys[1], mask[..., size:]),
-  )
+  cached = score(keys[0], mask[..., :size])
+  new = score(keys[1], mask[..., size:])
   # Above the scores of what is not seen, so that all their weights are 0, also
   # of a query that sees nothing.
   top = lambda x: jnp.max(x, axis=-1, keepdims=True, initial=_NEVER / 2)
@@ -283,7 +267,7 @@ def capped(scores: Array, softcap: float | None) -> Array:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Latent:
+class Latent(settings.Settings):
   """Sizes of attention over latent vectors (DeepSeek-V2, 2405.04434).
 
   Attributes:
@@ -296,11 +280,11 @@ class Latent:
       made of the input itself.
   """
 
-  kv_rank: int
-  rope_dim: int
-  head_dim: int
-  value_dim: int
-  query_rank: int | None = None
+  kv_rank: settings.Count
+  rope_dim: settings.Count
+  head_dim: settings.Count
+  value_dim: settings.Count
+  query_rank: settings.Count | None = None
 
 
 # Fixed: a model's own epsilon applies only to the norms of layers.
@@ -350,29 +334,20 @@ class LatentAttention(nnx.Module):
     read = x
     if self.query_in is not None:
       read = self.query_norm(self.query_in(x))
-    query = sharding.reshape(
-      self.query(read),
-      (batch, num_new, num_heads, sizes.head_dim + sizes.rope_dim),
-      *('batch', None, heads, None),
-    )
+    axes: tuple[sharding.Axes, ...] = 'batch', None, heads, None
+    width = sizes.head_dim + sizes.rope_dim
+    shape: tuple[int, ...] = batch, num_new, num_heads, width
+    query = sharding.reshape(self.query(read), shape, *axes)
     plain, rotated = jnp.split(query, [sizes.head_dim], axis=-1)
     rotated = rotary.rotate(rotated, *rope)
-    of_keys, of_values = jnp.split(
-      sharding.reshape(
-        matrices.dense(self.key_value.kernel.get_value(), x.dtype),
-        (sizes.kv_rank, num_heads, sizes.head_dim + sizes.value_dim),
-        *(None, heads, None),
-      ),
-      [sizes.head_dim],
-      axis=-1,
-    )
+    kernel = matrices.dense(self.key_value.kernel.get_value(), x.dtype)
+    shape = sizes.kv_rank, num_heads, sizes.head_dim + sizes.value_dim
+    kernel = sharding.reshape(kernel, shape, None, heads, None)
+    of_keys, of_values = jnp.split(kernel, [sizes.head_dim], axis=-1)
     plain = jnp.einsum('bthd,rhd->bhtr', plain, of_keys)
     query = jnp.concatenate([plain, jnp.swapaxes(rotated, 1, 2)], axis=-1)
-    query = sharding.reshape(
-      query * self.scale,
-      (batch, 1, num_heads * num_new, query.shape[-1]),
-      *('batch', None, heads, None),
-    )
+    shape = batch, 1, num_heads * num_new, query.shape[-1]
+    query = sharding.reshape(query * self.scale, shape, *axes)
 
     made = self.key_value_in(x).reshape(batch, num_new, 1, -1)
     latent, rotated = jnp.split(made, [sizes.kv_rank], axis=-1)
@@ -383,19 +358,12 @@ class LatentAttention(nnx.Module):
     as_values = lambda entries: jax.tree.map(
       lambda leaf: leaf[..., : sizes.kv_rank], entries
     )
-    mixed = (attend_with or attend)(
-      query,
-      mask,
-      (keys, new_keys),
-      (as_values(keys), as_values(new_keys)),
-    )
-    mixed = sharding.reshape(
-      mixed.astype(x.dtype),
-      (batch, num_heads, num_new, sizes.kv_rank),
-      *('batch', heads, None, None),
-    )
+    values = as_values(keys), as_values(new_keys)
+    attended = (attend_with or attend)(query, mask, (keys, new_keys), values)
+    shape = batch, num_heads, num_new, sizes.kv_rank
+    axes = 'batch', heads, None, None
+    mixed = sharding.reshape(attended.astype(x.dtype), shape, *axes)
     mixed = jnp.einsum('bhtr,rhd->bthd', mixed, of_values)
-    mixed = sharding.reshape(
-      mixed, (batch * num_new, num_heads * sizes.value_dim), 'batch', heads
-    )
+    shape = batch * num_new, num_heads * sizes.value_dim
+    mixed = sharding.reshape(mixed, shape, 'batch', heads)
     return self.out(mixed), new_keys, None

@@ -13,6 +13,7 @@ A recurrent layer (`gated_delta`) has a state instead, and no keys and values.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -79,11 +80,10 @@ def entries(
   axes = ('batch', sharding.Axis('kv_heads', num_heads), None, None)
   shape = (batch_size, num_heads, max_length)
   zeros = lambda size, dtype: sharding.zeros((*shape, size), dtype, *axes)
-  if dtype == jnp.int8:
-    return int8.Int8(
-      values=zeros(head_dim, jnp.int8), scale=zeros(1, jnp.float32)
-    )
-  return zeros(head_dim, dtype)
+  values = zeros(head_dim, dtype)
+  if dtype != jnp.int8:
+    return values
+  return int8.Int8(values=values, scale=zeros(1, jnp.float32))
 
 
 def no_tokens(batch_size: int) -> Array:
@@ -132,17 +132,12 @@ def append(
   wait = jnp.where(jnp.isfinite(first), 0 * first, 0)
 
   def write_all(buffers, updates):
+    late = lambda entries: jax.tree.map(
+      lambda x: x + wait.astype(x.dtype), entries
+    )
     return tuple(
-      _write_layer(
-        buffer,
-        jax.tree.map(lambda x: x + wait.astype(x.dtype), update),
-        cache.length,
-        layer in cache.rings,
-        count,
-      )
-      for layer, (buffer, update) in enumerate(
-        zip(buffers, updates, strict=True)
-      )
+      _write_layer(buffer, late(update), cache.length, i in cache.rings, count)
+      for i, (buffer, update) in enumerate(zip(buffers, updates, strict=True))
     )
 
   return dataclasses.replace(
@@ -184,10 +179,8 @@ def write(buffer: Array, update: Array, start: Array, axis: int = 0) -> Array:
   `axis` is the axis of the entries within a row. The caller leaves room for T
   entries: a start that is too large is moved back.
   """
-  write_row = lambda buffer, update, start: jax.lax.dynamic_update_slice_in_dim(
-    buffer, update, start, axis
-  )
-  return _each_row(write_row, buffer, update, start)
+  put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis)
+  return _each_row(put, buffer, update, start)
 
 
 def commit(cache: KVCache, length: Array, path: Array | None = None) -> KVCache:
@@ -197,32 +190,24 @@ def commit(cache: KVCache, length: Array, path: Array | None = None) -> KVCache:
   other, starting at the position of the first. Recurrent layers cannot go back
   further than to the tokens before the last `append`.
   """
-  moved = lambda entries: entries
+  keys, values, states = cache.keys, cache.values, cache.states
   if path is not None:
-    moved = lambda entries: tuple(
-      _move(of_layer, path, layer in cache.rings)
-      for layer, of_layer in enumerate(entries)
+    keys, values = (
+      tuple(_move(x, path, i in cache.rings) for i, x in enumerate(entries))
+      for entries in (keys, values)
+    )
+  if cache.logs:
+    num_new = jax.tree.leaves(cache.logs)[0].shape[1]
+    before = cache.length - num_new
+    nodes = None if path is None else path - before[:, None]
+    states = tuple(
+      None
+      if state is None or log is None
+      else gated_delta.commit(state, log, length - before, nodes)
+      for state, log in zip(states, cache.logs, strict=True)
     )
   return dataclasses.replace(
-    cache,
-    keys=moved(cache.keys),
-    values=moved(cache.values),
-    length=length,
-    states=_folded(cache, length, path),
-    logs=(),
-  )
-
-
-def _folded(cache, length, path):
-  """Returns the states of recurrent layers after the tokens that are kept."""
-  if not cache.logs:
-    return cache.states
-  num_new = jax.tree.leaves(cache.logs)[0].shape[1]
-  before = cache.length - num_new
-  nodes = None if path is None else path - before[:, None]
-  return tuple(
-    state and gated_delta.commit(state, log, length - before, nodes)
-    for state, log in zip(cache.states, cache.logs, strict=True)
+    cache, keys=keys, values=values, length=length, states=states, logs=()
   )
 
 
@@ -255,23 +240,18 @@ def _write_layer(entries, update, start, is_ring, count=None):
   if entries is None:
     return None
   if not is_ring:
-    return jax.tree.map(lambda x, new: write(x, new, start, 1), entries, update)
-  if count is not None:
-    write_last = jax.vmap(_write_last)
-    return jax.tree.map(
-      lambda x, new: write_last(x, new, start, count), entries, update
-    )
-  room, num_new = size(entries), size(update)
-  if num_new > room:
-    raise ValueError(
-      f'{num_new} tokens are fed to a ring with room for {room}: set max_new '
-      'of `init_cache` to the most tokens that are fed before a commit'
-    )
-  return jax.tree.map(
-    lambda x, new: _each_row(_write_round, x, new, start % room),
-    entries,
-    update,
-  )
+    put = lambda x, new: write(x, new, start, 1)
+  elif count is not None:
+    put = lambda x, new: jax.vmap(_write_last)(x, new, start, count)
+  else:
+    room, num_new = size(entries), size(update)
+    if num_new > room:
+      raise ValueError(
+        f'{num_new} tokens are fed to a ring with room for {room}: set max_new '
+        'of `init_cache` to the most tokens that are fed before a commit'
+      )
+    put = lambda x, new: _each_row(_write_round, x, new, start % room)
+  return jax.tree.map(put, entries, update)
 
 
 def _write_last(buffer, update, start, count):

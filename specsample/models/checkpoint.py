@@ -1,6 +1,5 @@
 """Saving and restoring models in the library's own format, with orbax."""
 
-import copy
 import dataclasses
 import math
 import os
@@ -28,19 +27,21 @@ from specsample.types import Params
 CONFIG_NAME = 'specsample.json'
 _PARAMS_NAME = 'params'
 
-_FAMILIES = {'transformer': transformer.Transformer}
+_FAMILY = 'transformer'
+# Those of a configuration that is damaged.
+_ERRORS = KeyError, TypeError, ValueError, AttributeError, ArithmeticError
+# Fields that are dataclasses themselves.
+_PARTS = {
+  'latent': attention.Latent,
+  'experts': experts.Experts,
+  'delta': gated_delta.Delta,
+}
 _ROPE_SCALINGS = {
   'linear': rotary.LinearRope,
   'llama3': rotary.Llama3Rope,
   'factors': rotary.FactorRope,
   'yarn': rotary.YarnRope,
   'proportional': rotary.ProportionalRope,
-}
-# Fields that are dataclasses themselves.
-_PARTS = {
-  'latent': attention.Latent,
-  'experts': experts.Experts,
-  'delta': gated_delta.Delta,
 }
 
 
@@ -63,7 +64,10 @@ def save(
     raise ValueError(
       f'{mismatch} for {model}: save the parameters with their own model'
     )
-  is_shared = all(map(_is_shared, jax.tree.leaves(params)))
+  is_shared = all(
+    isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+    for leaf in jax.tree.leaves(params)
+  )
   if jax.process_count() > 1 and not is_shared:
     raise ValueError(
       f'each of {jax.process_count()} processes has parameters of its own: '
@@ -97,7 +101,7 @@ def restore(
   import orbax.checkpoint as ocp  # noqa: PLC0415
 
   folder = files.absolute(path)
-  model = read_model(folder, dtype)
+  model = _read_model(folder, dtype)
   place = lambda leaf, where: jax.ShapeDtypeStruct(
     leaf.shape, leaf.dtype, sharding=where
   )
@@ -105,7 +109,7 @@ def restore(
   target = jax.tree.map(place, model.abstract_params(), places)
   try:
     # Compared first: orbax does not name the parameter that does not fit.
-    stored = read_shapes(folder)
+    stored = _read_shapes(folder)
     mismatch = checks.mismatch(model, stored)
     if mismatch:
       raise ValueError(mismatch)
@@ -122,25 +126,22 @@ def restore(
   return model, params
 
 
-def read_model(folder: epath.Path, dtype: str) -> transformer.Transformer:
-  """Returns the model that a folder describes; ValueError if there is none."""
+def _read_model(folder: epath.Path, dtype: str) -> transformer.Transformer:
   dtype = config_lib.dtype_name(dtype)
   config = folder / CONFIG_NAME
   content = files.read_json(config)
   try:
     model = from_json(content, dtype)
     model.abstract_params()
-  except (
-    *(KeyError, TypeError, ValueError, AttributeError, ArithmeticError),
-  ) as error:
+  except _ERRORS as error:
     raise ValueError(
-      f'{config} does not describe a model of any of the families '
-      f'{list(_FAMILIES)} ({error!r}): save the model again'
+      f'{config} does not describe a model of the family {_FAMILY!r} '
+      f'({error!r}): save the model again'
     ) from error
   return model
 
 
-def read_shapes(folder: epath.Path) -> Params:
+def _read_shapes(folder: epath.Path) -> Params:
   """Returns the shape and dtype of each stored parameter; reads no values."""
   import orbax.checkpoint as ocp  # noqa: PLC0415
 
@@ -153,49 +154,33 @@ def read_shapes(folder: epath.Path) -> Params:
 
 
 def _gigabytes_in_flight(params):
-  """Returns how many GB to read or write at a time; orbax's default is 96."""
+  # How many GB to read or write at a time; orbax's default is 96.
   largest = max(map(files.array_bytes, jax.tree.leaves(params)))
   return math.ceil(2 * largest / 1e9)
-
-
-def _is_shared(leaf):
-  """Returns whether an array is shared by all processes."""
-  return isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
 
 
 def to_json(model: transformer.Transformer) -> dict[str, Any]:
   """Returns a model's configuration, without its dtype, in JSON's types."""
   config = dataclasses.asdict(model)
   del config['dtype']
-  if model.rope_scaling is not None:
-    name = _name_of(type(model.rope_scaling), _ROPE_SCALINGS)
-    config['rope_scaling'] = {'type': name} | config['rope_scaling']
-  return {'family': _name_of(type(model), _FAMILIES)} | config
+  for name, scaling in _ROPE_SCALINGS.items():
+    if type(model.rope_scaling) is scaling:
+      config['rope_scaling'] = {'type': name} | config['rope_scaling']
+  return {'family': _FAMILY} | config
 
 
 def from_json(config: dict[str, Any], dtype: str) -> transformer.Transformer:
   """Returns the model of a configuration that `to_json` made."""
-  config = copy.deepcopy(config)
-  family = _FAMILIES[config.pop('family')]
-  fields = {name: _hashable(value) for name, value in config.items()}
-  scaling = config['rope_scaling']
+  fields = dict(config)
+  if fields.pop('family') != _FAMILY:
+    raise ValueError('its family is unknown')
+  scaling = fields['rope_scaling']
   if scaling is not None:
-    scaling_class = _ROPE_SCALINGS[scaling.pop('type')]
-    fields['rope_scaling'] = _made(scaling_class, scaling)
+    kind = _ROPE_SCALINGS[scaling['type']]
+    fields['rope_scaling'] = kind(
+      **{name: scaling[name] for name in scaling.keys() - {'type'}}
+    )
   for name, part in _PARTS.items():
-    if config.get(name) is not None:
-      fields[name] = _made(part, config[name])
-  return family(**fields, dtype=dtype)
-
-
-def _made(cls, values):
-  return cls(**{name: _hashable(value) for name, value in values.items()})
-
-
-def _hashable(value):
-  """Turns lists into tuples, which JSON lacks and a hashable model needs."""
-  return tuple(value) if isinstance(value, list) else value
-
-
-def _name_of(cls, table):
-  return next(name for name, entry in table.items() if entry is cls)
+    if fields.get(name) is not None:
+      fields[name] = part(**fields[name])
+  return transformer.Transformer(**fields, dtype=dtype)

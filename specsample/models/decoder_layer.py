@@ -23,37 +23,33 @@ class DecoderLayer(nnx.Module):
   def __init__(self, config, keys, index=-1):
     is_shared = index >= 0 and config.kv_source(index) != index
     config = config.of_layer(index)
-    dtype = jnp.dtype(config.dtype)
     norm = lambda: layers.norm_of(config, config.dim)
     after = norm if config.has_post_norms else lambda: None
     experts = config.experts
     self.attention_norm = norm()
-    delta = config.delta
-    is_recurrent = delta is not None and index in delta.layers
-    self.attention: Any = (
-      None if is_recurrent else _attention(config, keys, is_shared)
-    )
-    self.delta: Any = (
-      gated_delta.GatedDelta(config, keys) if is_recurrent else None
-    )
+    recurrence: Any = None
+    attend: Any = None
+    if index in config.recurrent_layers:
+      recurrence = gated_delta.GatedDelta(config, keys)
+    elif config.latent is not None:
+      attend = attention.LatentAttention(config, keys)
+    else:
+      attend = attention.Attention(config, keys, is_shared=is_shared)
+    self.attention = attend
+    self.delta = recurrence
     self.attention_post_norm = after()
     self.mlp_norm = norm()
     is_dense = experts is None or index in experts.dense_layers
     has_both = not is_dense and experts.is_beside_mlp
-    self.mlp: Any = (
-      layers.GatedMLP(config, keys)
-      if is_dense or has_both
-      else experts_lib.MoE(config, keys)
-    )
+    feed = layers.GatedMLP if is_dense or has_both else experts_lib.MoE
+    self.mlp: Any = feed(config, keys)
     self.mlp_post_norm = after()
     self.beside = _Beside(config, keys, norm) if has_both else None
     has_inputs = index >= 0 and config.layer_input_dim
     self.inputs = _LayerInputs(config, keys, norm) if has_inputs else None
-    self.scalar = (
-      nnx.Param(jnp.ones(1, dtype), axes=(None,))
-      if index >= 0 and config.has_layer_scalars
-      else None
-    )
+    has_scalar = index >= 0 and config.has_layer_scalars
+    one = jnp.ones(1, jnp.dtype(config.dtype))
+    self.scalar = nnx.Param(one, axes=(None,)) if has_scalar else None
 
   def __call__(
     self, x, rope, mask, keys, values, attend_with=None, *, layer_input=None
@@ -83,12 +79,6 @@ class DecoderLayer(nnx.Module):
     if self.scalar is not None:
       x = x * self.scalar[...]
     return x
-
-
-def _attention(config, keys, is_shared):
-  if config.latent is not None:
-    return attention.LatentAttention(config, keys)
-  return attention.Attention(config, keys, is_shared=is_shared)
 
 
 class _Beside(nnx.Module):

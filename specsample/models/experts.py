@@ -2,12 +2,13 @@
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Annotated
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import settings
 from specsample import sharding
 from specsample.models import int8
 from specsample.models import layers
@@ -16,7 +17,7 @@ from specsample.types import Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Experts:
+class Experts(settings.Settings):
   """The sizes and the routing of a mixture of experts.
 
   Attributes:
@@ -53,11 +54,11 @@ class Experts:
   num_per_token: int
   mlp_dim: int
   dense_layers: tuple[int, ...] = ()
-  scores: Literal['softmax', 'sigmoid'] = 'softmax'
+  scores: Annotated[str, settings.one_of('softmax', 'sigmoid')] = 'softmax'
   is_normalised: bool = True
   scale: float = 1.0
   has_bias: bool = False
-  num_groups: int = 1
+  num_groups: settings.Count = 1
   groups_per_token: int = 1
   shared_dim: int = 0
   has_shared_gate: bool = False
@@ -66,17 +67,15 @@ class Experts:
   gate_scale: float = 1.702
   is_beside_mlp: bool = False
 
-  def __post_init__(self):
-    """Raises ValueError if tokens cannot be routed."""
+  def _check(self) -> None:
     if not 1 <= self.num_per_token <= self.num_experts:
       raise ValueError(
         f'num_per_token is {self.num_per_token} and num_experts is '
         f'{self.num_experts}: give a num_per_token from 1 to num_experts'
       )
-    in_group = self.num_experts // max(self.num_groups, 1)
+    in_group = self.num_experts // self.num_groups
     if (
-      self.num_groups < 1
-      or self.num_experts % self.num_groups
+      self.num_experts % self.num_groups
       or not 1 <= self.groups_per_token <= self.num_groups
       or self.num_per_token > self.groups_per_token * in_group
     ):
@@ -99,18 +98,14 @@ class _Bank(nnx.Module):
     self.kernel_axes = axes
 
   def arrays(self):
-    """Returns the kernel and the bias, if there is one, by name."""
-    kernel = self.kernel.get_value()
-    bias = {} if self.bias is None else {'bias': self.bias.get_value()}
-    return {'kernel': kernel} | bias
-
-  def axes(self):
-    """Returns the axes of `arrays`, as for `sharding.of_tree`."""
-    axes = self.kernel_axes
-    is_int8 = isinstance(self.kernel.get_value(), int8.Int8)
-    kernel = int8.of_kernel(*axes) if is_int8 else axes
-    bias = {} if self.bias is None else {'bias': axes[::2]}
-    return {'kernel': kernel} | bias
+    """Returns the kernel, perhaps the bias, and their axes for `map_parts`."""
+    kernel, axes = self.kernel.get_value(), self.kernel_axes
+    is_int8 = isinstance(kernel, int8.Int8)
+    found = {'kernel': kernel}
+    of_found = {'kernel': int8.of_kernel(*axes) if is_int8 else axes}
+    if self.bias is not None:
+      found['bias'], of_found['bias'] = self.bias.get_value(), axes[::2]
+    return found, of_found
 
 
 def _biases(shape, axes, dtype):
@@ -128,27 +123,19 @@ class MoE(nnx.Module):
     sizes, dim, dtype = config.experts, config.dim, jnp.dtype(config.dtype)
     count, hidden = sizes.num_experts, sizes.mlp_dim
     self.width = sharding.Axis('mlp', hidden)
-    self.router = layers.Linear(
-      dim,
-      count,
-      axes=(None, None),
-      bias=sizes.has_linear_biases,
-      keys=keys,
-      dtype=jnp.float32,
-    )
-    self.router_bias = (
-      nnx.Param(jnp.zeros(count, jnp.float32), axes=(None,))
-      if sizes.has_bias
-      else None
-    )
+    linear = functools.partial(layers.Linear, axes=(None, None), keys=keys)
+    has_bias = sizes.has_linear_biases
+    self.router = linear(dim, count, bias=has_bias, dtype=jnp.float32)
+    param = lambda values: nnx.Param(values, axes=(None,))
+    bias = jnp.zeros(count, jnp.float32)
+    self.router_bias = param(bias) if sizes.has_bias else None
     # Named as parameters of the router, which are float32 in every model.
-    ones = lambda size: nnx.Param(jnp.ones(size, jnp.float32), axes=(None,))
+    ones = lambda size: param(jnp.ones(size, jnp.float32))
     self.router_scale = ones(dim) if sizes.is_beside_mlp else None
     self.router_factors = ones(count) if sizes.is_beside_mlp else None
     self.norm_eps = config.norm_eps
     wide, narrow = (None, None, self.width), (None, self.width, None)
     bank = functools.partial(_Bank, keys=keys, dtype=dtype)
-    has_bias = sizes.has_linear_biases
     self.expert_gate = bank((count, dim, hidden), wide, has_bias=has_bias)
     self.expert_up = bank((count, dim, hidden), wide, has_bias=has_bias)
     self.expert_down = bank((count, hidden, dim), narrow, has_bias=False)
@@ -161,11 +148,8 @@ class MoE(nnx.Module):
       if sizes.shared_dim
       else None
     )
-    self.shared_gate = (
-      layers.Linear(dim, 1, axes=(None, None), keys=keys, dtype=dtype)
-      if sizes.has_shared_gate
-      else None
-    )
+    has_gate = sizes.has_shared_gate
+    self.shared_gate = linear(dim, 1, dtype=dtype) if has_gate else None
     self.sizes = sizes
     self.activation = layers.ACTIVATIONS[config.activation]
 
@@ -173,11 +157,12 @@ class MoE(nnx.Module):
     """Maps x [R, D] to [R, D]; the router reads x unless given another."""
     weights, chosen = self._route(x if routed_by is None else routed_by)
     banks = self.expert_gate, self.expert_up, self.expert_down
+    arrays, axes = zip(*(bank.arrays() for bank in banks), strict=True)
     rows = 'batch', None
     y = sharding.map_parts(
       self._run,
-      (x, weights, chosen, *(bank.arrays() for bank in banks)),
-      (rows, rows, rows, *(bank.axes() for bank in banks)),
+      (x, weights, chosen, *arrays),
+      (rows, rows, rows, *axes),
       result=rows,
       sum_over=self.width,
     )
@@ -199,10 +184,8 @@ class MoE(nnx.Module):
       read = layers.rms_normed(read, self.norm_eps) * self.router_scale[...]
       read *= x.shape[-1] ** -0.5
     logits = self.router(read)
-    if sizes.scores == 'softmax':
-      scores = jax.nn.softmax(logits, axis=-1)
-    else:
-      scores = jax.nn.sigmoid(logits)
+    is_softmax = sizes.scores == 'softmax'
+    scores = jax.nn.softmax(logits) if is_softmax else jax.nn.sigmoid(logits)
     merit = scores
     if self.router_bias is not None:
       merit += self.router_bias[...]

@@ -14,7 +14,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from specsample import checks
+from specsample import settings
 from specsample import sharding
 from specsample import tree
 from specsample import types
@@ -27,7 +27,7 @@ _EPS = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Delta:
+class Delta(settings.Settings):
   """Sizes of the recurrent layers.
 
   Attributes:
@@ -40,16 +40,13 @@ class Delta:
   """
 
   layers: tuple[int, ...]
-  num_key_heads: int
-  num_value_heads: int
-  key_dim: int
-  value_dim: int
-  kernel: int = 4
+  num_key_heads: settings.Count
+  num_value_heads: settings.Count
+  key_dim: settings.Count
+  value_dim: settings.Count
+  kernel: settings.Count = 4
 
-  def __post_init__(self):
-    """Raises ValueError for invalid sizes."""
-    heads = ('num_key_heads', 'num_value_heads')
-    checks.counts(self, (*heads, 'key_dim', 'value_dim', 'kernel'))
+  def _check(self) -> None:
     if self.num_value_heads % self.num_key_heads:
       raise ValueError(
         f'num_key_heads is {self.num_key_heads} and num_value_heads is '
@@ -58,15 +55,17 @@ class Delta:
       )
 
   @property
-  def axes(self) -> tuple[sharding.Axis, sharding.Axis]:
-    """The axes of key heads, and of the value heads of each key head."""
-    group = self.num_value_heads // self.num_key_heads
-    return _head_axes(self.num_key_heads, group)
+  def heads(self) -> tuple[int, int]:
+    """The number of key heads, and of the value heads of each."""
+    return self.num_key_heads, self.num_value_heads // self.num_key_heads
 
-
-def _head_axes(num_heads, group):
-  heads = sharding.Axis('kv_heads', num_heads)
-  return heads, sharding.Axis('heads_of_kv', group, within=heads)
+  def shape(self, kind: str) -> tuple[int, ...]:
+    """Returns the shape of one token's keys, values or numbers per head."""
+    return {
+      'key': (self.num_key_heads, self.key_dim),
+      'value': (*self.heads, self.value_dim),
+      'per_head': self.heads,
+    }[kind]
 
 
 @types.pytree
@@ -123,39 +122,28 @@ def order(batch: int, num_new: int, parents: Array | None) -> Order:
 
 def empty(batch_size: int, sizes: Delta, dtype: jnp.dtype) -> State:
   """Returns the state before any token."""
-  heads, group = sizes.axes
-  axes = _axes(heads, group)
-  shape = (batch_size, *_shape(sizes, 'per_head'), sizes.key_dim)
+  axes = _axes(*sizes.heads)
+  shape = batch_size, *sizes.heads, sizes.key_dim, sizes.value_dim
+  before = batch_size, sizes.kernel - 1
   tail = lambda kind: sharding.zeros(
-    (batch_size, sizes.kernel - 1, *_shape(sizes, kind)),
-    dtype,
-    *axes[kind],
+    (*before, *sizes.shape(kind)), dtype, *axes[kind]
   )
-  return State(
-    memory=sharding.zeros(
-      (*shape, sizes.value_dim), jnp.float32, *axes['memory']
-    ),
-    tail=_heads(tail),
-  )
+  memory = sharding.zeros(shape, jnp.float32, *axes['memory'])
+  return State(memory=memory, tail=_heads(tail))
 
 
 def _heads(make) -> Heads:
   return Heads(query=make('key'), key=make('key'), value=make('value'))
 
 
-def _shape(sizes, kind):
-  """Returns the shape of one token's keys, values or numbers per head."""
-  num_heads = sizes.num_key_heads
-  group = sizes.num_value_heads // num_heads
-  return {
-    'key': (num_heads, sizes.key_dim),
-    'value': (num_heads, group, sizes.value_dim),
-    'per_head': (num_heads, group),
-  }[kind]
+def _head_axes(num_heads, group):
+  heads = sharding.Axis('kv_heads', num_heads)
+  return heads, sharding.Axis('heads_of_kv', group, within=heads)
 
 
-def _axes(heads, group):
+def _axes(num_heads, group):
   """Returns the `sharding.Axes` of each kind of array, from the batch on."""
+  heads, group = _head_axes(num_heads, group)
   return {
     'key': ('batch', None, heads, None),
     'value': ('batch', None, heads, group, None),
@@ -185,8 +173,7 @@ class GatedDelta(nnx.Module):
 
   def __init__(self, config, keys):
     sizes, dtype = config.delta, jnp.dtype(config.dtype)
-    heads, _ = sizes.axes
-    of_values = sizes.axes
+    of_values = heads, _ = _head_axes(*sizes.heads)
     read = functools.partial(layers.Linear, config.dim, keys=keys, dtype=dtype)
     key_width = sizes.num_key_heads * sizes.key_dim
     width = sizes.num_value_heads * sizes.value_dim
@@ -214,17 +201,18 @@ class GatedDelta(nnx.Module):
       width, config.dim, axes=(of_values, None), keys=keys, dtype=dtype
     )
     self.sizes = sizes
+    self.value_axes = of_values
 
   def __call__(self, x, order, state):
     """Reads rows x [B * T, D]; returns the output [B * T, D] and a `Log`.
 
     The state is only read. Without one, the tokens are the first of their rows.
     """
-    sizes, axes = self.sizes, _axes(*self.sizes.axes)
+    sizes, axes = self.sizes, _axes(*self.sizes.heads)
     if state is None:
       state = empty(order.shape[0], sizes, x.dtype)
     split = lambda y, kind: sharding.reshape(
-      layers.finite(y), (*order.shape, *_shape(sizes, kind)), *axes[kind]
+      layers.finite(y), (*order.shape, *sizes.shape(kind)), *axes[kind]
     )
     inputs = Heads(
       query=split(self.query(x), 'key'),
@@ -259,15 +247,15 @@ class GatedDelta(nnx.Module):
     gate = split(self.gate(x), 'value').astype(jnp.float32)
     mixed = self.norm(mixed.astype(x.dtype)) * jax.nn.silu(gate)
     mixed = sharding.reshape(
-      mixed.astype(x.dtype), (len(x), -1), 'batch', sizes.axes
+      mixed.astype(x.dtype), (len(x), -1), 'batch', self.value_axes
     )
     return self.out(mixed), log
 
   def _kernels(self) -> Heads:
     """Returns the convolutions' weights [kernel, H, ...]."""
-    sizes, axes = self.sizes, _axes(*self.sizes.axes)
+    sizes, axes = self.sizes, _axes(*self.sizes.heads)
     split = lambda kernel, kind: sharding.reshape(
-      kernel[...], (sizes.kernel, *_shape(sizes, kind)), *axes[kind][1:]
+      kernel[...], (sizes.kernel, *sizes.shape(kind)), *axes[kind][1:]
     )
     return Heads(
       query=split(self.query_convolution, 'key'),
@@ -326,14 +314,7 @@ def _lags(ancestors, kernel):
 
 
 def _convolved(kernel, tail, inputs, lags):
-  """Returns silu of the causal convolution of inputs [B, T, ...].
-
-  Args:
-    kernel: [kernel, ...].
-    tail: [B, kernel - 1, ...], the inputs before.
-    inputs: [B, T, ...].
-    lags: of a tree, as `_lags` returns them.
-  """
+  """Returns silu of the causal convolution of inputs [B, T, ...]."""
   held = jnp.concatenate([tail, inputs], axis=1)
   num_new, total = inputs.shape[1], jnp.zeros((), jnp.float32)
   for i in range(len(kernel)):
@@ -358,19 +339,15 @@ def commit(
     nodes: [B, P], the indices in the log of the path that is kept; None for a
       chain.
   """
-  axes = _axes(*_head_axes(*log.decays.shape[2:]))
+  axes = _axes(*log.decays.shape[2:])
+  of_state, of_log = _state_axes(axes), _log_axes(axes)
   # A list, because a tuple stands for the axes of an array.
   path = [] if nodes is None else [nodes]
   return sharding.map_parts(
     _commit,
     (state, log, count, path),
-    (
-      _state_axes(axes),
-      _log_axes(axes),
-      ('batch',),
-      [('batch', None)] * len(path),
-    ),
-    result=_state_axes(axes),
+    (of_state, of_log, ('batch',), [('batch', None)] * len(path)),
+    result=of_state,
   )
 
 
@@ -406,7 +383,7 @@ def widen(log: Log, num_tokens: int) -> Log:
 
 def along(log: Log, path: Array) -> Log:
   """Returns the log of the tokens at the indices path [B, P], as a chain."""
-  axes = _log_axes(_axes(*_head_axes(*log.decays.shape[2:])))
+  axes = _log_axes(_axes(*log.decays.shape[2:]))
   return sharding.map_parts(
     lambda log, path: jax.tree.map(lambda x: _take(x, path), log),
     (log, path),

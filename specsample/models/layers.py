@@ -31,14 +31,6 @@ def random_keys(key: Array) -> Iterator[Array]:
     yield jax.random.fold_in(key, count)
 
 
-def _weight(shape, axes, keys, dtype) -> nnx.Param:
-  if keys is None:
-    return nnx.Param(jnp.zeros(shape, dtype), axes=axes)
-  scale = 1 / math.sqrt(shape[0])
-  value = scale * jax.random.normal(next(keys), shape, jnp.float32)
-  return nnx.Param(value.astype(dtype), axes=axes)
-
-
 class Linear(nnx.Module):
   """x @ kernel (+ bias), in the dtype of x.
 
@@ -47,8 +39,14 @@ class Linear(nnx.Module):
   """
 
   def __init__(self, in_dim, out_dim, *, axes, bias=False, keys, dtype):
+    shape = in_dim, out_dim
+    if keys is None:
+      kernel = jnp.zeros(shape, dtype)
+    else:
+      normal = jax.random.normal(next(keys), shape, jnp.float32)
+      kernel = (1 / math.sqrt(in_dim) * normal).astype(dtype)
+    self.kernel = nnx.Param(kernel, axes=axes)
     zeros = lambda: nnx.Param(jnp.zeros(out_dim, dtype), axes=axes[1:])
-    self.kernel = _weight((in_dim, out_dim), axes, keys, dtype)
     self.bias = zeros() if bias else None
     self.out_axis = axes[1]
 
@@ -86,11 +84,12 @@ def _native_rms_normed(eps, x):
   return native.norm(x, eps)
 
 
+def _norm_backward(eps, x, gradient):
+  return jax.vjp(lambda x: _rms_normed(x, eps), x)[1](gradient)
+
+
 _native_rms_normed.defvjp(
-  lambda eps, x: (native.norm(x, eps), x),
-  lambda eps, x, gradient: jax.vjp(lambda x: _rms_normed(x, eps), x)[1](
-    gradient
-  ),
+  lambda eps, x: (native.norm(x, eps), x), _norm_backward
 )
 
 
@@ -127,13 +126,9 @@ def norm_of(config: Any, dim: int) -> RMSNorm:
 
   `config` has the fields of `transformer.Transformer`.
   """
-  return RMSNorm(
-    dim,
-    config.norm_eps,
-    jnp.dtype(config.dtype),
-    offset=config.norm_offset,
-    is_wide=config.has_wide_norms,
-  )
+  eps, dtype = config.norm_eps, jnp.dtype(config.dtype)
+  offset, is_wide = config.norm_offset, config.has_wide_norms
+  return RMSNorm(dim, eps, dtype, offset, is_wide)
 
 
 def normed(norm: Any, x: Array) -> Array:

@@ -21,10 +21,7 @@ Matrix = Array | _Stored
 
 
 def is_stored(leaf: Any) -> bool:
-  """Returns whether a leaf is a matrix in another form than an array.
-
-  This is an `is_leaf` for `jax.tree.map`.
-  """
+  """Returns whether a leaf is a matrix in another form than an array."""
   return isinstance(leaf, _Stored)
 
 
@@ -36,6 +33,18 @@ def dense(x: Matrix, dtype: Any) -> Array:
   return values.astype(dtype)
 
 
+def products(
+  x: Array, kernels: Sequence[Matrix], axes: Sequence[Any], dtype: Any
+) -> list[Array]:
+  """Does the same as `product` for several kernels, in one call if packed."""
+  if all(isinstance(kernel, packed.Packed) for kernel in kernels):
+    return [y.astype(dtype) for y in packed.products(x, list(kernels))]
+  return [
+    product(x, kernel, of_result, dtype)
+    for kernel, of_result in zip(kernels, axes, strict=True)
+  ]
+
+
 def product(x: Array, kernel: Matrix, axes: Any, dtype: Any) -> Array:
   """Multiplies rows x [R, D] by kernel [D, F].
 
@@ -45,25 +54,6 @@ def product(x: Array, kernel: Matrix, axes: Any, dtype: Any) -> Array:
     axes: the `sharding.Axes` of the result.
     dtype: the dtype of the result.
   """
-  return products(x, [kernel], [axes], dtype)[0]
-
-
-def products(
-  x: Array, kernels: Sequence[Matrix], axes: Sequence[Any], dtype: Any
-) -> list[Array]:
-  """Multiplies rows x [R, D] by several kernels: in one call if all are packed.
-
-  Returns a result [R, F] for each kernel; see `product`.
-  """
-  if all(isinstance(kernel, packed.Packed) for kernel in kernels):
-    return [y.astype(dtype) for y in packed.products(x, list(kernels))]
-  return [
-    _product(x, kernel, of_result, dtype)
-    for kernel, of_result in zip(kernels, axes, strict=True)
-  ]
-
-
-def _product(x, kernel, axes, dtype):
   if isinstance(kernel, int8.Int8):
     return int8.product(x, kernel, axes, dtype)
   if isinstance(kernel, packed.Packed):
@@ -89,12 +79,8 @@ def product_by_group(
   # A TPU's compiler refuses a higher precision than that of bfloat16 factors,
   # which `jax.default_matmul_precision` would ask for.
   precision = None if x.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-  return jax.lax.ragged_dot(
-    x,
-    kernels,
-    jnp.bincount(group, length=kernels.shape[0]),
-    precision=precision,
-  )
+  sizes = jnp.bincount(group, length=kernels.shape[0])
+  return jax.lax.ragged_dot(x, kernels, sizes, precision=precision)
 
 
 def lookup(

@@ -36,28 +36,13 @@ class Packed:
   # proportion, so a short last chunk wastes least.
   prefill_chunk = 64
 
-  @property
-  def shape(self) -> tuple[int, int]:
-    """The shape (in, out) of the matrix."""
-    return self.values.shape[1], self.num_out
-
-  @property
-  def dtype(self) -> Any:
-    """The dtype of products: float32."""
-    return np.dtype('float32')
-
-  @property
-  def ndim(self) -> int:
-    """The number of axes of the matrix."""
-    return 2
-
-  @property
-  def T(self) -> Array:  # noqa: N802
-    """The transposed array [out, in]."""
-    return dense(self).T
+  # Those of the matrix.
+  ndim = 2
+  dtype = np.dtype('float32')
+  shape = property(lambda self: (self.values.shape[1], self.num_out))
+  T = property(lambda self: dense(self).T)
 
   def __array__(self, dtype=None, copy=None) -> np.ndarray:
-    """Returns the array [in, out]."""
     return np.array(dense(self), dtype, copy=copy)
 
 
@@ -66,15 +51,17 @@ def is_packed(leaf: Any) -> bool:
   return isinstance(leaf, Packed)
 
 
-def pack(matrix: ArrayLike, is_rounded: bool = False) -> Packed:
+def pack(matrix: ArrayLike, is_rounded: bool | None = None) -> Packed:
   """Packs a float32 matrix [in, out].
 
   Args:
     matrix: the matrix.
-    is_rounded: whether its values are rounded to bfloat16.
+    is_rounded: whether its values are rounded to bfloat16; by default they are
+      if that changes none.
   """
-  is_narrow = is_rounded or _is_bfloat16(matrix)
-  return Packed(values=_panels(matrix, is_narrow), num_out=matrix.shape[1])
+  if is_rounded is None:
+    is_rounded = _is_bfloat16(matrix)
+  return Packed(values=_panels(matrix, is_rounded), num_out=matrix.shape[1])
 
 
 @functools.partial(jax.jit, static_argnames='is_narrow')
@@ -115,9 +102,8 @@ def products(x: Array, kernels: list[Packed]) -> list[Array]:
 
   A row's result has the same bits whatever other rows there are.
   """
-  found = native.products(
-    x.astype(jnp.float32), [kernel.values for kernel in kernels]
-  )
+  values = [kernel.values for kernel in kernels]
+  found = native.products(x.astype(jnp.float32), values)
   return [
     y[:, : kernel.num_out] for y, kernel in zip(found, kernels, strict=True)
   ]
@@ -167,7 +153,7 @@ def of_drafter(params: Params) -> Params:
     if not is_array or not _can_pack(path, leaf, is_tied=False):
       return leaf
     is_of_target = tensors.key(path) == 'vocabulary.unembedding'
-    return pack(leaf, is_rounded=is_of_target)
+    return pack(leaf, is_rounded=is_of_target or None)
 
   is_leaf = lambda x: not isinstance(x, dict)
   return jax.tree_util.tree_map_with_path(convert, params, is_leaf=is_leaf)
@@ -185,13 +171,10 @@ def like(params: Params, others: Params) -> Params:
 
   It packs the [in, out] matrices of a training step for decoding again.
   """
-  again = lambda x: Packed(values=_panels(x, False), num_out=x.shape[1])
-  return jax.tree.map(
-    lambda x, other: again(x) if is_packed(other) and not is_packed(x) else x,
-    params,
-    others,
-    is_leaf=is_packed,
+  again = lambda x, other: (
+    pack(x, False) if is_packed(other) and not is_packed(x) else x
   )
+  return jax.tree.map(again, params, others, is_leaf=is_packed)
 
 
 def _is_bfloat16(matrix):

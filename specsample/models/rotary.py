@@ -5,6 +5,7 @@ import math
 
 import jax.numpy as jnp
 
+from specsample import settings
 from specsample.types import Array
 
 
@@ -19,7 +20,7 @@ class LinearRope:
 
 
 @dataclasses.dataclass(frozen=True)
-class FactorRope:
+class FactorRope(settings.Settings):
   """Each frequency divided by its own factor, as GGUF files store scaling."""
 
   factors: tuple[float, ...]  # head_dim / 2
@@ -116,7 +117,7 @@ def tables(
   if scaling is not None:
     frequencies = scaling(frequencies)
   angles = positions[..., None].astype(jnp.float32) * frequencies
-  scale = getattr(scaling, 'attention_scale', 1.0)
+  scale = scaling.attention_scale if isinstance(scaling, YarnRope) else 1.0
   return scale * jnp.cos(angles), scale * jnp.sin(angles)
 
 
