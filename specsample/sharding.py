@@ -92,9 +92,7 @@ def make_mesh(
     devices: the devices to use; default all.
 
   Raises:
-    ValueError: if a number is below 1, their product is not the number of
-      devices, `data` is not a multiple of the slices, the devices have another
-      number of slices, or a sequence is to be divided over Explicit axes.
+    ValueError: if the sizes do not fit the devices or each other.
   """
   devices = jax.devices() if devices is None else devices
   checks.has('devices', devices, ('__len__',), 'give a list of jax.Device')
@@ -103,12 +101,12 @@ def make_mesh(
     checks.count(name, value)
   if sequence == 1:
     del sizes['sequence']
-  if math.prod(sizes.values()) != len(devices):
+  needed = math.prod(sizes.values())
+  if needed != len(devices):
     raise ValueError(
-      f'a mesh of {" x ".join(map(str, sizes.values()))} needs '
-      f'{math.prod(sizes.values())} devices, but there are {len(devices)}: '
-      f'choose {", ".join(sizes)} so that their product is the number of '
-      'devices'
+      f'a mesh of {" x ".join(map(str, sizes.values()))} needs {needed} '
+      f'devices, but there are {len(devices)}: choose {", ".join(sizes)} so '
+      'that their product is the number of devices'
     )
   if sequence > 1 and explicit:
     raise ValueError(
@@ -126,18 +124,15 @@ def make_mesh(
       f'num_slices is {num_slices}, but the devices belong to {len(slices)} '
       'slices: give the number of slices that there are'
     )
-  if num_slices == 1:
-    grid = mesh_utils.create_device_mesh(
-      (data, sequence, model), devices, allow_split_physical_axes=True
+  make: Any = mesh_utils.create_device_mesh
+  if num_slices > 1:
+    slices_shape = num_slices, 1, 1
+    make = functools.partial(
+      mesh_utils.create_hybrid_device_mesh, dcn_mesh_shape=slices_shape
     )
-  else:
-    grid = mesh_utils.create_hybrid_device_mesh(
-      (data // num_slices, sequence, model),
-      (num_slices, 1, 1),
-      devices,
-      allow_split_physical_axes=True,
-    )
-  axes = {'data': data} | ({'sequence': sequence} if sequence > 1 else {})
+  shape = data // num_slices, sequence, model
+  grid = make(shape, devices=devices, allow_split_physical_axes=True)
+  axes = {name: n for name, n in sizes.items() if name != 'model'}
   axes |= {f'model_{i}': n for i, n in enumerate(_prime_factors(model))}
   kind = AxisType.Explicit if explicit else AxisType.Auto
   return jax.sharding.Mesh(
@@ -189,15 +184,11 @@ def constrain(x: ArrayLike, *axes: Axes) -> Array:
   if not is_divided('tokens'):
     return _constrain(x, spec(*axes))
   free = ((), _mesh_axes('batch'))
-  return _constrain(
-    x,
-    PartitionSpec(
-      *(
-        PartitionSpec.UNCONSTRAINED if part in free else part
-        for part in map(_mesh_axes, axes)
-      )
-    ),
-  )
+  parts = [
+    PartitionSpec.UNCONSTRAINED if part in free else part
+    for part in map(_mesh_axes, axes)
+  ]
+  return _constrain(x, PartitionSpec(*parts))
 
 
 def _constrain(x: ArrayLike, wanted: PartitionSpec) -> Array:
@@ -214,22 +205,18 @@ def einsum(subscripts: str, *operands: Array, axes: Sequence[Axes], **kwargs):
 
   If the sum is over a divided axis, this is where the all-reduce happens.
   """
-  mesh = _mesh()
-  if mesh is None:
-    return jnp.einsum(subscripts, *operands, **kwargs)
-  if mesh.are_all_axes_explicit:
+  if _is_explicit():
     return jnp.einsum(subscripts, *operands, out_sharding=spec(*axes), **kwargs)
-  return constrain(jnp.einsum(subscripts, *operands, **kwargs), *axes)
+  found = jnp.einsum(subscripts, *operands, **kwargs)
+  return found if _mesh() is None else constrain(found, *axes)
 
 
 def reshape(x: Array, shape: Sequence[int], *axes: Axes) -> Array:
   """Computes `jnp.reshape` into axes whose division JAX cannot infer."""
-  mesh = _mesh()
-  if mesh is None:
-    return x.reshape(shape)
-  if mesh.are_all_axes_explicit:
+  if _is_explicit():
     return jnp.reshape(x, shape, out_sharding=spec(*axes))
-  return constrain(x.reshape(shape), *axes)
+  found = x.reshape(shape)
+  return found if _mesh() is None else constrain(found, *axes)
 
 
 def zeros(shape: Sequence[int], dtype: Any, *axes: Axes) -> Array:
@@ -242,8 +229,7 @@ def of_new(*axes: Axes) -> PartitionSpec | None:
 
   None without Explicit axes, because only those accept it.
   """
-  mesh = _mesh()
-  return spec(*axes) if mesh and mesh.are_all_axes_explicit else None
+  return spec(*axes) if _is_explicit() else None
 
 
 def map_parts(
@@ -287,8 +273,7 @@ def inferred(function: Callable[..., Any], *args: Any) -> Any:
   Under Explicit axes, JAX would ask such a function how its gathers and other
   results are divided.
   """
-  mesh = _mesh()
-  if mesh is None or not mesh.are_all_axes_explicit:
+  if not _is_explicit():
     return function(*args)
   whole = PartitionSpec()
   return jax.sharding.auto_axes(function, out_sharding=whole)(*args)
@@ -300,8 +285,7 @@ def write_rows(x: Array, rows: Array, new: Array) -> Array:
   An index that is too large is skipped. The other axes of both arrays must be
   divided alike; the new rows are gathered first.
   """
-  mesh = _mesh()
-  if mesh is None or not mesh.are_all_axes_explicit:
+  if not _is_explicit():
     return x.at[rows].set(new, mode='drop')
   of_row = jax.typeof(new).sharding.spec[1:]
   new = jax.sharding.reshard(new, PartitionSpec(None, *of_row))
@@ -384,6 +368,11 @@ def _mesh():
   return None if mesh.empty or mesh.are_all_axes_manual else mesh
 
 
+def _is_explicit():
+  mesh = _mesh()
+  return mesh is not None and mesh.are_all_axes_explicit
+
+
 def _num_parts(axis):
   mesh = _mesh()
   return math.prod(mesh.shape[name] for name in _mesh_axes(axis)) if mesh else 1
@@ -418,14 +407,12 @@ def _divide(axis: Axis, rules: Rules, mesh: tuple) -> tuple[str, ...]:
       parts *= sizes[name]
   wanted = math.prod(sizes[name] for name in names)
   if parts < wanted:
+    what = 'it is replicated'
+    if parts > 1:
+      what = f'it is in {parts} parts, each on {wanted // parts} devices'
     _logger.warning(
-      'axis %s of size %d does not divide evenly among %d devices: %s',
-      axis.name,
-      axis.size,
-      wanted,
-      f'it is in {parts} parts, each on {wanted // parts} devices'
-      if parts > 1
-      else 'it is replicated',
+      f'axis {axis.name} of size {axis.size} does not divide evenly among '
+      f'{wanted} devices: {what}'
     )
   return taken
 

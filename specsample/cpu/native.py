@@ -32,23 +32,29 @@ _FOLDER = pathlib.Path(__file__).parent
 # No -ffast-math, because sums must keep their order. Products and sums are
 # fused everywhere or nowhere, so that rows do not differ by their number.
 _FLAGS = (
-  *('-std=c++17', '-O3', '-march=native', '-ffp-contract=fast'),
-  *('-fPIC', '-shared', '-w'),
+  '-std=c++17',
+  '-O3',
+  '-march=native',
+  '-ffp-contract=fast',
+  '-fPIC',
+  '-shared',
+  '-w',
 )
 _ROWS, _ATTENTION, _NORM = (
   f'specsample_{name}' for name in ('rows', 'attention', 'norm')
 )
 _SECONDS = 120  # of a compiler that hangs
 _lock = threading.Lock()
+_call = functools.partial(jax.ffi.ffi_call, vmap_method='sequential')
 
 
 def _library() -> ctypes.CDLL | None:
   with _lock:  # two threads that load models would build twice
-    return _found()
+    return _find()
 
 
 @functools.cache
-def _found() -> ctypes.CDLL | None:
+def _find() -> ctypes.CDLL | None:
   if os.environ.get('SPECSAMPLE_NATIVE') == '0':
     return None
   try:
@@ -100,8 +106,7 @@ def products(x: Array, kernels: list[Array]) -> list[Array]:
     jax.ShapeDtypeStruct((len(x), len(kernel) * width), jnp.float32)
     for kernel in kernels
   ]
-  call = jax.ffi.ffi_call(_ROWS, shapes, vmap_method='sequential')
-  return list(call(x, *kernels))
+  return list(_call(_ROWS, shapes)(x, *kernels))
 
 
 def attention(
@@ -133,13 +138,8 @@ def attention(
   query = query.reshape(batch, heads, -1, num_new, dim).transpose(0, 3, 1, 2, 4)
   query = query.reshape(batch, num_new, -1, dim)
   shape = (*query.shape[:3], value_dim)
-  call = jax.ffi.ffi_call(
-    *(_ATTENTION, jax.ShapeDtypeStruct(shape, jnp.float32)),
-    vmap_method='sequential',
-  )
-  mixed = call(
-    *(query, mask, *keys, *values, sinks), softcap=np.float32(softcap)
-  )
+  call = _call(_ATTENTION, jax.ShapeDtypeStruct(shape, jnp.float32))
+  mixed = call(query, mask, *keys, *values, sinks, softcap=np.float32(softcap))
   mixed = mixed.reshape(batch, num_new, heads, -1, value_dim)
   return mixed.transpose(0, 2, 3, 1, 4).reshape(batch, heads, -1, value_dim)
 
@@ -150,9 +150,7 @@ def norm(x: Array, eps: float) -> Array:
   A row has the same bits whatever other rows there are.
   """
   assert is_available()  # registers the target
-  call = jax.ffi.ffi_call(
-    _NORM, jax.ShapeDtypeStruct(x.shape, x.dtype), vmap_method='sequential'
-  )
+  call = _call(_NORM, jax.ShapeDtypeStruct(x.shape, x.dtype))
   return call(x, eps=np.float32(eps))
 
 
@@ -216,14 +214,12 @@ def _build(path: pathlib.Path) -> None:
   _remove_abandoned(path.parent)
   with tempfile.TemporaryDirectory(prefix='build-', dir=path.parent) as folder:
     made = pathlib.Path(folder) / path.name
-    command = [
-      *(compiler, *_FLAGS, f'-I{jax.ffi.include_dir()}'),
-      *('-o', str(made), '-x', 'c++', '-'),
-    ]
+    command = [compiler, *_FLAGS, f'-I{jax.ffi.include_dir()}']
+    command += ['-o', str(made), '-x', 'c++', '-']
     # As one file, because XLA's headers take longer than all of ours.
     whole = [f'#include "{path}"\n' for path in sorted(_FOLDER.glob('*.cc'))]
     done = subprocess.run(
-      *(command,),
+      command,
       input=''.join(whole),
       capture_output=True,
       text=True,
@@ -237,7 +233,7 @@ def _build(path: pathlib.Path) -> None:
     made.replace(path)
 
 
-def _remove_abandoned(folder: pathlib.Path) -> None:
+def _remove_abandoned(folder):
   """Removes what builds that were killed an hour ago or earlier left."""
   for left in folder.glob('build-*'):
     with contextlib.suppress(OSError):
