@@ -101,11 +101,11 @@ def per_row(sampling: Sampling, batch_size: int, vocab_size: int) -> Sampling:
       mask does not fit the vocabulary.
   """
   checks.instance(
-    *('sampling', sampling, Sampling), 'give Sampling(temperature=...)'
+    'sampling', sampling, Sampling, 'give Sampling(temperature=...)'
   )
   rows: dict[str, Any] = {}
   for name, (holds, expected) in _RANGES.items():
-    value = getattr(sampling, name)
+    value = vars(sampling)[name]
     if value is None and name != 'temperature':
       continue
     if not isinstance(value, jax.core.Tracer):

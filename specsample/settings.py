@@ -32,7 +32,7 @@ class Settings:
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):  # type: ignore[arg-type]
-      value = getattr(self, field.name)
+      value = vars(self)[field.name]
       if isinstance(value, list):
         value = tuple(value)
         object.__setattr__(self, field.name, value)

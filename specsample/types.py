@@ -18,7 +18,13 @@ import abc
 from collections.abc import Callable, Sequence
 import dataclasses
 import enum
-from typing import Any, dataclass_transform, Protocol, TYPE_CHECKING
+from typing import (
+  Any,
+  dataclass_transform,
+  Protocol,
+  runtime_checkable,
+  TYPE_CHECKING,
+)
 
 import jax
 import numpy as np
@@ -610,6 +616,7 @@ class Verifier(Protocol):
     """Draws one verdict from `law`."""
 
 
+@runtime_checkable
 class ByChoice(Verifier, Protocol):
   """A rule that only asks which token the target chooses after each node.
 

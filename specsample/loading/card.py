@@ -137,7 +137,7 @@ def merged(own: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 def fields_of(value: Any) -> dict[str, Any]:
   """Returns the fields of a dataclass, such as a drafter, by name."""
-  return {x.name: getattr(value, x.name) for x in dataclasses.fields(value)}
+  return {x.name: vars(value)[x.name] for x in dataclasses.fields(value)}
 
 
 def read(folder: epath.Path) -> dict[str, Any]:

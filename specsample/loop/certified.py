@@ -40,7 +40,7 @@ _MADE = (
 
 def is_by_choice(verify: Verifier) -> TypeGuard[ByChoice]:
   """Returns whether a rule is a `types.ByChoice`."""
-  return hasattr(verify, 'of_choices')
+  return isinstance(verify, ByChoice)
 
 
 def check(
@@ -85,7 +85,7 @@ def check_sampling(decoder: Decoder, sampling: Sampling) -> None:
     given = [
       name
       for name in ('top_k', 'top_p', 'min_p')
-      if getattr(sampling, name) is not None
+      if vars(sampling)[name] is not None
     ]
     if given:
       raise ValueError(

@@ -9,6 +9,7 @@ import itertools
 from typing import Any
 
 import jax
+import numpy as np
 
 from specsample import checks
 from specsample import sampling as sampling_lib
@@ -171,7 +172,8 @@ def jobs(
   """Returns a job per prompt, given the arguments of `generate_all`."""
   if not isinstance(prompts, Iterable):
     request_lib.pad_prompts(prompts)  # raises ValueError
-  if getattr(prompts, 'ndim', 1) > 1:
+  is_array = isinstance(prompts, (np.ndarray, jax.Array))
+  if is_array and prompts.ndim > 1:
     raise ValueError(
       f'prompts is an array of shape {prompts.shape}, in which padding cannot '
       'be told from text: give a list of prompts, each without padding'

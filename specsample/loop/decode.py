@@ -332,7 +332,7 @@ def first_columns(output: Output, count: int) -> Output:
   """Returns an output whose rows have only their first `count` columns."""
   names = 'tokens', 'origin', 'emit_round'
   records = 'log_probs', 'warped_log_probs', 'choices'
-  cut = lambda name: jax.tree.map(lambda x: x[:, :count], getattr(output, name))
+  cut = lambda name: jax.tree.map(lambda x: x[:, :count], vars(output)[name])
   return dataclasses.replace(output, **{x: cut(x) for x in names + records})
 
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import checks
+from specsample import settings
 from specsample import sharding
 from specsample import streams
 from specsample.loop import certified
@@ -74,34 +75,30 @@ Learn = Callable[[Params, Finished], Params]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Batch:
+class Batch(settings.Settings):
   """Rows that jobs take turns in, for callers that create jobs as they go."""
 
   decoder: Decoder
   stop: Stop = Stop()
-  batch_size: int
-  max_length: int  # of a prompt with its continuation
-  max_new_tokens: int  # the largest of any job
-  group_size: int = 1  # rows that are refilled at once
+  batch_size: settings.Count
+  max_length: settings.Count  # of a prompt with its continuation
+  max_new_tokens: settings.Count  # the largest of any job
+  group_size: settings.Count = 1  # rows that are refilled at once
   # Prompts are padded to at least this many tokens, so that one prefill serves
   # all. None: there is one for each of at most four widths.
-  prompt_width: int | None = None
-  rounds: int | None = None  # at most, between two checks of the rows
+  prompt_width: settings.Count | None = None
+  rounds: settings.Count | None = (
+    None  # at most, between two checks of the rows
+  )
   # Buffers have the smallest multiple of this many slots that holds the rows
   # until the next check (so `rounds` must be set). None: room for `max_length`.
-  slot_step: int | None = None
+  slot_step: settings.Count | None = None
   # Once no jobs are waiting, the batch is halved as rows finish, down to this
   # many rows or a group of them. None: its size does not change.
-  fewest_rows: int | None = None
+  fewest_rows: settings.Count | None = None
   log_probs: bool = True  # whether they are computed
 
-  def __post_init__(self):
-    """Raises ValueError for sizes below 1, or `slot_step` without `rounds`."""
-    for name in ('batch_size', 'max_length', 'max_new_tokens', 'group_size'):
-      checks.count(name, getattr(self, name))
-    for name in ('prompt_width', 'rounds', 'slot_step', 'fewest_rows'):
-      if getattr(self, name) is not None:
-        checks.count(name, getattr(self, name))
+  def _check(self):
     if self.slot_step is not None and self.rounds is None:
       raise ValueError(
         f'slot_step is {self.slot_step} but rounds is None: set rounds, so '

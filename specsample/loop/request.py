@@ -229,8 +229,7 @@ def check_params(decoder: Decoder, params: Params) -> None:
     )
   model: Any = decoder.model
   drafter: Any = decoder.drafter
-  if hasattr(model, 'abstract_params'):
-    checks.parameters("params['target']", model, params['target'])
+  checks.parameters("params['target']", model, params['target'])
   if hasattr(drafter, 'abstract_params') and 'drafter' in params:
     own = params['drafter']
     # A head has at least one parameter, so one head more than there are

@@ -76,7 +76,7 @@ class Finding:
   def __str__(self) -> str:
     """Returns one line of numbers."""
     own = ', '.join(
-      f'{name} {np.asarray(getattr(self.sampling, name)).item():.4g}'
+      f'{name} {np.asarray(vars(self.sampling)[name]).item():.4g}'
       for name in sampler_calls.GIVEN
     )
     how = 'enumerated'

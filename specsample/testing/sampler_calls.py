@@ -44,7 +44,7 @@ def settings_of_rows(
     ValueError: another setting is given, or a value is out of range.
   """
   for field in dataclasses.fields(sampling):
-    if field.name not in GIVEN and getattr(sampling, field.name) is not None:
+    if field.name not in GIVEN and vars(sampling)[field.name] is not None:
       raise ValueError(
         f'{field.name} is set in {name!r}, but samplers are audited with '
         f'{", ".join(GIVEN)}: leave it out, or apply it to the logits'

@@ -169,8 +169,7 @@ def learn(
       message names the parameter.
   """
   model = learner.objective.target
-  if hasattr(model, 'abstract_params'):
-    checks.parameters('target', model, target)
+  checks.parameters('target', model, target)
   frozen = step_lib.freeze({'target': target}, learner.dtype)
   learned = dataclasses.replace(learned, frozen=learned.frozen | frozen)
   train, report = _learn(learned.train, learned.frozen, batch, learner=learner)
