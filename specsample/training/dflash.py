@@ -1,4 +1,4 @@
-"""The objective of block-parallel drafters, as in DFlash."""
+"""The objectives of block-parallel drafters: DFlash, DFlash 2 and DSpark."""
 
 import dataclasses
 import functools
@@ -12,6 +12,7 @@ from specsample import settings
 from specsample import sharding
 from specsample.drafters import dflash
 from specsample.drafters import dflash2
+from specsample.drafters import dspark
 from specsample.models import cache as cache_lib
 from specsample.training import losses
 from specsample.training import objective
@@ -232,6 +233,99 @@ class DFlashObjective(objective.Objective):
   def _index(self, start):
     """Returns the places [B, n, K] of the tokens before the drafts."""
     return start[..., None] + jnp.arange(self.drafter.num_draft_tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DFlash2Objective(DFlashObjective):
+  """A `DFlashObjective` whose drafts are selected among candidates.
+
+  The losses of a `DFlashObjective` are those of the block's logits, without a
+  token before. The selection learns the text's token by its cross-entropy
+  among the candidates, given the token before it in the text. Drafts whose
+  candidates lack the text's token are left out of it.
+
+  Attributes:
+    drafter: DFlash2.
+    selector_weight: weight of the cross-entropy of the selection.
+  """
+
+  drafter: dflash2.DFlash2
+  selector_weight: float = 1.0
+  _kind: ClassVar[type] = dflash2.DFlash2
+
+  def loss(self, params, drafted, learned):
+    loss = super().loss(params, drafted, learned)
+    if not self.selector_weight:
+      return loss
+    logits, is_token = self._selection(params, drafted)
+    values = jax.nn.logsumexp(logits, axis=-1)
+    values -= jnp.sum(jnp.where(is_token, logits, 0), axis=-1)
+    # Weights are of all drafts that are learned, also of those left out.
+    entropy = losses.cross_entropy(drafted.logits, drafted.ids)
+    weights = self.weights(drafted, entropy, learned)
+    learned &= jnp.any(is_token, axis=-1)
+    return loss + self.selector_weight * self.mean(values, learned, weights)
+
+  def came(self, params, drafted):
+    """See `DFlashObjective`: where the text's token is selected."""
+    logits, is_token = self._selection(params, drafted)
+    best = jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.any(is_token & (logits == best), axis=-1)
+
+  def _selection(self, params, drafted):
+    """Returns the candidates' logits, and which is the text's token.
+
+    Both are [B, n, K, C].
+    """
+    found = self.drafter.candidates(params, drafted.logits, drafted.vectors)
+    is_token = (found.ids == drafted.ids[..., None]) & (
+      drafted.is_drafted[..., None]
+    )
+    return self.drafter.select(params, found, drafted.before), is_token
+
+  def _logits(self, params, vectors, before):
+    del before
+    return self.drafter.capped(self.drafter.logits(params, vectors))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DSparkObjective(DFlashObjective):
+  """A `DFlashObjective` whose drafts are each given the token before them.
+
+  The confidence learns 1 - TV(target, draft), the probability that a draft is
+  kept. Its loss trains the confidence head alone and leaves the drafts as they
+  are. (The total variation is over the draft vocabulary, as in the teacher's
+  loss.)
+
+  Attributes:
+    drafter: DSpark.
+    confidence_weight: weight of the cross-entropy of the confidence, which is
+      weighted by `gamma` even if `slot_weights` is given.
+  """
+
+  drafter: dspark.DSpark
+  token_weight: float = 0.1
+  teacher_weight: float = 1.8
+  teacher_loss: objective.TeacherLoss = losses.total_variation
+  confidence_weight: float = 1.0
+  _kind: ClassVar[type] = dspark.DSpark
+
+  def loss(self, params, drafted, learned):
+    loss = super().loss(params, drafted, learned)
+    if not self.confidence_weight:
+      return loss
+    # The loss below trains only the confidence head.
+    fixed = jax.lax.stop_gradient((params, drafted))
+    own = params['drafter']['confidence']
+    fixed_params, drafted = fixed
+    head = {**fixed_params['drafter'], 'confidence': own}
+    found = self.drafter.confidence_logits(
+      {**fixed_params, 'drafter': head}, drafted.vectors, drafted.before
+    )
+    teacher = self.teacher(fixed_params, drafted.hidden)
+    kept = 1 - losses.total_variation(drafted.logits, teacher)
+    values = jnp.logaddexp(0, found) - kept * found
+    return loss + self.confidence_weight * self.mean(values, learned)
 
 
 def _given(drafter, params, vectors, before):

@@ -17,7 +17,6 @@ from specsample.drafters import vocabulary
 from specsample.loop.decoder import Decoder
 from specsample.training import dflash
 from specsample.training import draft
-from specsample.training import dspark
 from specsample.training import eagle
 from specsample.training import heads
 from specsample.training import step
@@ -47,7 +46,7 @@ _DRAFTERS = {
 _OBJECTIVES = {
   'draft_model': draft.DraftObjective,
   'dflash': dflash.DFlashObjective,
-  'dspark': dspark.DSparkObjective,
+  'dspark': dflash.DSparkObjective,
   'eagle': eagle.FeatureObjective,
   'eagle3': eagle.FeatureObjective,
   'mtp': eagle.FeatureObjective,

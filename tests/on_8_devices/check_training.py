@@ -13,9 +13,8 @@ from specsample import drafters
 from specsample import sharding
 from specsample import testing
 from specsample.models import transformer
-from specsample.training import dflash2
+from specsample.training import dflash
 from specsample.training import draft
-from specsample.training import dspark
 from specsample.training import eagle
 from specsample.training import heads
 from specsample.training import on_policy
@@ -52,7 +51,7 @@ OBJECTIVES = {
     ),
     teacher_weight=1.0,
   ),
-  'dspark': dspark.DSparkObjective(
+  'dspark': dflash.DSparkObjective(
     drafter=drafters.DSpark(
       model=TARGET,
       num_draft_tokens=2,
@@ -63,7 +62,7 @@ OBJECTIVES = {
     ),
     num_blocks=3,
   ),
-  'dflash 2': dflash2.DFlash2Objective(
+  'dflash 2': dflash.DFlash2Objective(
     drafter=drafters.DFlash2(
       model=TARGET,
       num_draft_tokens=2,

@@ -13,8 +13,6 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from specsample.training import dflash
-from specsample.training import dflash2
-from specsample.training import dspark
 from specsample.training import step
 from tests.training import greedy
 
@@ -55,7 +53,7 @@ _OBJECTIVES = {
     gamma=1.5,
     num_blocks=3,
   ),
-  'dspark': dspark.DSparkObjective(
+  'dspark': dflash.DSparkObjective(
     drafter=_DSPARK,
     token_weight=2.0,
     teacher_weight=3.0,
@@ -63,7 +61,7 @@ _OBJECTIVES = {
     num_blocks=3,
     recompute=True,
   ),
-  'dflash2': dflash2.DFlash2Objective(
+  'dflash2': dflash.DFlash2Objective(
     drafter=_DFLASH2,
     token_weight=2.0,
     teacher_weight=3.0,
@@ -340,8 +338,8 @@ def test_losses_fall_and_drafts_are_kept(name):
   drafter = kinds[name](**settings)
   made_for = {
     'dflash': dflash.DFlashObjective,
-    'dspark': dspark.DSparkObjective,
-    'dflash2': dflash2.DFlash2Objective,
+    'dspark': dflash.DSparkObjective,
+    'dflash2': dflash.DFlash2Objective,
   }
   objective = made_for[name](drafter=drafter)
   params = {

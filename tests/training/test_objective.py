@@ -7,9 +7,7 @@ import pytest
 from specsample import drafters
 from specsample import testing
 from specsample.training import dflash
-from specsample.training import dflash2
 from specsample.training import draft
-from specsample.training import dspark
 from specsample.training import eagle
 from specsample.training import heads
 
@@ -18,9 +16,9 @@ _TARGET = testing.tiny_llama(vocab_size=_V)
 _MAKE = {'model': _TARGET, 'num_draft_tokens': _K}
 _OBJECTIVES = (
   dflash.DFlashObjective,
-  dflash2.DFlash2Objective,
+  dflash.DFlash2Objective,
   draft.DraftObjective,
-  dspark.DSparkObjective,
+  dflash.DSparkObjective,
   eagle.FeatureObjective,
   heads.HeadsObjective,
 )
@@ -59,7 +57,7 @@ def test_drafters_that_are_not_trained_are_refused(drafter):
       'drafter is Chain, but DraftObjective trains a DraftModel',
     ),
     (
-      dspark.DSparkObjective,
+      dflash.DSparkObjective,
       drafters.DFlash(feature_layers=(0,), **_MAKE),
       'drafter is DFlash, but DSparkObjective trains a DSpark',
     ),

@@ -18,9 +18,7 @@ from specsample.loop import decode
 from specsample.loop.decoder import Decoder
 from specsample.testing import trained
 from specsample.training import dflash
-from specsample.training import dflash2
 from specsample.training import draft
-from specsample.training import dspark
 from specsample.training import eagle
 from specsample.training import heads
 from specsample.training import losses
@@ -35,8 +33,8 @@ _OBJECTIVES = {
   'Hydra++': heads.HeadsObjective,
   'DraftModel': draft.DraftObjective,
   'DFlash': dflash.DFlashObjective,
-  'DFlash 2': dflash2.DFlash2Objective,
-  'DSpark': dspark.DSparkObjective,
+  'DFlash 2': dflash.DFlash2Objective,
+  'DSpark': dflash.DSparkObjective,
   'EAGLE-3': eagle.FeatureObjective,
   'EAGLE': eagle.FeatureObjective,
   'MTP': eagle.FeatureObjective,

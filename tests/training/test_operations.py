@@ -8,7 +8,7 @@ from specsample import drafters
 from specsample.cost import work
 from specsample.cpu import native
 from specsample.models import transformer
-from specsample.training import dspark
+from specsample.training import dflash
 from specsample.training import eagle
 from specsample.training import heads
 from specsample.training import operations
@@ -34,7 +34,7 @@ _OBJECTIVES = {
   'mtp': eagle.FeatureObjective(
     drafter=drafters.MTP(num_modules=2, **_SOME), num_steps=3
   ),
-  'dspark': dspark.DSparkObjective(
+  'dspark': dflash.DSparkObjective(
     drafter=drafters.DSpark(
       feature_layers=(-1, 0), num_layers=2, rank=32, **_SOME
     ),

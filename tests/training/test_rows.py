@@ -13,9 +13,7 @@ from specsample.drafters import dflash_network
 from specsample.models import attention
 from specsample.models import gated_delta
 from specsample.training import dflash
-from specsample.training import dflash2
 from specsample.training import draft
-from specsample.training import dspark
 from specsample.training import eagle
 from specsample.training import heads
 from specsample.training import rows as rows_lib
@@ -66,11 +64,11 @@ _OBJECTIVES = {
     num_blocks=3,
     slot_weights=slots.d_pace,
   ),
-  'dflash 2': dflash2.DFlash2Objective(
+  'dflash 2': dflash.DFlash2Objective(
     drafter=drafters.DFlash2(selector_rank=8, selector_top_k=4, **_BLOCKS),
     num_blocks=3,
   ),
-  'dspark': dspark.DSparkObjective(
+  'dspark': dflash.DSparkObjective(
     drafter=drafters.DSpark(rank=8, head='rnn', **_BLOCKS), num_blocks=3
   ),
 }

@@ -10,8 +10,7 @@ import specsample
 from specsample import drafters
 from specsample import testing
 from specsample.models import packed
-from specsample.training import dflash2
-from specsample.training import dspark
+from specsample.training import dflash
 from specsample.training import heads
 
 _SETTINGS = {'num_draft_tokens': 2, 'feature_layers': (0, 1)}
@@ -46,7 +45,7 @@ def _training(target, begin_with, num_layers=1):
   )
   return training_lib.Training(
     target=target,
-    objective=dflash2.DFlash2Objective(drafter=drafter),
+    objective=dflash.DFlash2Objective(drafter=drafter),
     begin_with=begin_with,
   )
 
@@ -114,7 +113,7 @@ def test_tables_of_tokens_follow_the_draft_vocabulary(target, tmp_path):
   weights = specsample.load_drafter(str(path), target).params
   training = training_lib.Training(
     target=target,
-    objective=dspark.DSparkObjective(drafter=drafter),
+    objective=dflash.DSparkObjective(drafter=drafter),
     begin_with=str(path),
   )
   params = begin.params(training, [7, 8, 9])

@@ -12,9 +12,7 @@ import specsample
 from specsample.drafters import feature_chain
 from specsample.testing import trained
 from specsample.training import dflash
-from specsample.training import dflash2
 from specsample.training import draft
-from specsample.training import dspark
 from specsample.training import eagle
 from specsample.training import heads
 
@@ -36,9 +34,9 @@ def _objective(drafter):
   if isinstance(drafter, specsample.drafters.DraftModel):
     return draft.DraftObjective(drafter=drafter)
   if isinstance(drafter, specsample.drafters.DSpark):
-    return dspark.DSparkObjective(drafter=drafter)
+    return dflash.DSparkObjective(drafter=drafter)
   if isinstance(drafter, specsample.drafters.DFlash2):
-    return dflash2.DFlash2Objective(drafter=drafter)
+    return dflash.DFlash2Objective(drafter=drafter)
   if isinstance(drafter, specsample.drafters.DFlash):
     return dflash.DFlashObjective(drafter=drafter)
   if isinstance(drafter, feature_chain.FeatureChain):
