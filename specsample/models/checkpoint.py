@@ -172,8 +172,9 @@ def to_json(model: transformer.Transformer) -> dict[str, Any]:
 def from_json(config: dict[str, Any], dtype: str) -> transformer.Transformer:
   """Returns the model of a configuration that `to_json` made."""
   fields = dict(config)
-  if fields.pop('family') != _FAMILY:
-    raise ValueError('its family is unknown')
+  family = fields.pop('family')
+  if family != _FAMILY:
+    raise ValueError(f'family is {family!r}')
   scaling = fields['rope_scaling']
   if scaling is not None:
     kind = _ROPE_SCALINGS[scaling['type']]
