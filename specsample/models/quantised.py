@@ -49,7 +49,7 @@ def opened(
   safetensors_file.check_kinds(origin, found, supported)
   if form is None:
     return tensors.file_of(origin, found)
-  tensors.refuse(form.differences(found), origin)
+  form.check(found, origin)
   return tensors.file_of(origin, form.dequantised(found, jnp.dtype(dtype)))
 
 
@@ -81,8 +81,8 @@ class Fp8:
   block: tuple[int, int]
   kinds = ('F8_E4M3',)  # of matrices, in safetensors
 
-  def differences(self, found: Found) -> tensors.Differences:
-    """Returns how the scales differ from those that the matrices need."""
+  def check(self, found: Found, origin: str) -> None:
+    """Raises ValueError unless there are the scales that the matrices need."""
     expected = {
       _scale(name): tuple(
         -(-number // size)
@@ -91,7 +91,7 @@ class Fp8:
       for name in self._matrices(found)
     }
     stored = {name: found[name].shape for name in expected if name in found}
-    return tensors.differences(expected, stored)
+    tensors.check_shapes(expected, stored, origin)
 
   def dequantised(self, found: Found, dtype: Any) -> dict[str, tensors.Tensor]:
     """Returns the tensors without the scales, dequantised as they are read."""
@@ -163,7 +163,7 @@ class Mxfp4:
 
   kinds = ('U8',)  # of matrices and scales, in safetensors
 
-  def differences(self, found: Found) -> tensors.Differences:
+  def check(self, found: Found, origin: str) -> None:
     expected: dict[str, tuple[int, ...]] = {}
     for name in self._matrices(found):
       shape = found[f'{name}_blocks'].shape[:-1]
@@ -172,7 +172,7 @@ class Mxfp4:
     stored = {
       name: x.shape for name, x in found.items() if x.kind in self.kinds
     }
-    return tensors.differences(expected, stored)
+    tensors.check_shapes(expected, stored, origin)
 
   def dequantised(self, found: Found, dtype: Any) -> dict[str, tensors.Tensor]:
     names = self._matrices(found)

@@ -242,8 +242,7 @@ def _divided(
       found[name] = tensor
       continue
     _refuse_converted(file.origin, name, tensor.shape)
-    different = tensors.differences({name: whole}, {name: tensor.shape})
-    tensors.refuse(different, file.origin)
+    tensors.check_shapes({name: whole}, {name: tensor.shape}, file.origin)
     found |= parts
   return found
 

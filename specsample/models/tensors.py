@@ -250,15 +250,19 @@ def fill(
       as one is read, the largest first; without a mesh it is still on the host.
       None reads nothing, and the parameters are their shapes.
   """
-  refuse(compare(model, tensors, names, ignored), tensors.origin)
   expected = model.abstract_params()
+  paths, treedef = jax.tree_util.tree_flatten_with_path(expected)
+  sources = [source_name(path, names) for path, _ in paths]
+  shapes = {
+    source: leaf.shape[::-1]
+    for source, (_, leaf) in zip(sources, paths, strict=True)
+  }
+  check_shapes(shapes, tensors.shapes, tensors.origin, ignored)
   if convert is None:
     return expected
-  paths, treedef = jax.tree_util.tree_flatten_with_path(expected)
   axes = jax.tree.leaves(
     model.param_axes(), is_leaf=lambda leaf: isinstance(leaf, tuple)
   )
-  sources = [source_name(path, names) for path, _ in paths]
   leaves: list[Any] = [None] * len(sources)
   by_size = lambda i: -math.prod(tensors.shapes[sources[i]])
   place = _on_host if jax.sharding.get_mesh().empty else _on_mesh
@@ -268,68 +272,36 @@ def fill(
   return jax.tree_util.tree_unflatten(treedef, leaves)
 
 
-@dataclasses.dataclass(frozen=True)
-class Differences:
-  """The differences between a file's tensors and those that a model expects.
-
-  Attributes:
-    missing: names that are not in the file.
-    unknown: names that the model does not expect.
-    misshapen: a sentence for each tensor of an unexpected shape.
-  """
-
-  missing: tuple[str, ...] = ()
-  unknown: tuple[str, ...] = ()
-  misshapen: tuple[str, ...] = ()
-
-
-def compare(
-  model: Described,
-  tensors: TensorFile,
-  names: Mapping[str, str],
-  ignored: Collection[str] = (),
-) -> Differences:
-  """Returns the differences that `fill` would refuse; reads no weights."""
-  leaves = jax.tree_util.tree_leaves_with_path(model.abstract_params())
-  return differences(
-    {source_name(path, names): leaf.shape[::-1] for path, leaf in leaves},
-    tensors.shapes,
-    ignored,
-  )
-
-
-def differences(
+def check_shapes(
   expected: Mapping[str, tuple[int, ...]],
   found: Mapping[str, tuple[int, ...]],
+  origin: str,
   ignored: Collection[str] = (),
-) -> Differences:
-  """Returns the differences between the expected and the found shapes."""
-  return Differences(
-    missing=tuple(sorted(expected.keys() - found.keys())),
-    unknown=tuple(sorted(found.keys() - expected.keys() - set(ignored))),
-    misshapen=tuple(
-      f'tensor {name} has shape {found[name]}, expected {shape}'
-      for name, shape in sorted(expected.items())
-      if name in found and found[name] != shape
-    ),
-  )
+) -> None:
+  """Raises ValueError unless tensors have the expected names and shapes.
 
-
-def refuse(found: Differences, origin: str) -> None:
-  """Raises ValueError for the first kind of difference, if there is any."""
-  if found.missing:
+  The names in `ignored` may be there too.
+  """
+  missing = expected.keys() - found.keys()
+  if missing:
     raise ValueError(
-      f'{origin} lacks {listed(found.missing)}: the checkpoint is incomplete '
-      'or has another architecture'
+      f'{origin} lacks {listed(missing)}: the checkpoint is incomplete or has '
+      'another architecture'
     )
-  if found.unknown:
+  unknown = found.keys() - expected.keys() - set(ignored)
+  if unknown:
     raise ValueError(
-      f'{origin} has {listed(found.unknown)} unknown to the model: the '
+      f'{origin} has {listed(unknown)} unknown to the model: the '
       "checkpoint's architecture only resembles the model's"
     )
-  if found.misshapen:
-    shown = '; '.join(found.misshapen[:_NUM_LISTED])
-    num_more = len(found.misshapen) - _NUM_LISTED
+  misshapen = [
+    f'tensor {name} has shape {found[name]}, expected {shape}'
+    for name, shape in sorted(expected.items())
+    if found[name] != shape
+  ]
+  if misshapen:
+    shown = '; '.join(misshapen[:_NUM_LISTED])
+    num_more = len(misshapen) - _NUM_LISTED
     more = f'; and {num_more} more' if num_more > 0 else ''
     raise ValueError(
       f'{origin}: {shown}{more} according to the configuration: the weights '
