@@ -16,7 +16,6 @@ from experiments.command import distributed
 from experiments.command import frame
 from experiments.command import progress
 from experiments.reporting import result_file
-from experiments.timing import benchmark_report
 from experiments.timing import benchmarking
 
 frame.define_flags('configs/runs/benchmark.gin', on_hosts=True, recipe='')
@@ -34,7 +33,7 @@ def main() -> None:
   measured = benchmarking.measure(benchmark, baseline_rss, progress.bar)
   if distributed.is_first():
     result_file.write(out / 'benchmark.json', dataclasses.asdict(measured))
-    benchmark_report.show(measured)
+    benchmarking.show(measured)
     print(f'\nbenchmark.json is in {out}')
 
 

@@ -28,7 +28,7 @@ from experiments.evaluation import round_parts
 from experiments.evaluation import suite
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
-from experiments.timing import hardware
+from experiments.timing import roofline
 import specsample
 from specsample.models import fingerprint
 from specsample.types import DecodeState
@@ -194,7 +194,7 @@ def _label(batch, num_prompts, method) -> str:
 
 
 def _memory_bandwidth():
-  return {'bytes_per_second': hardware.memory_bandwidth()}
+  return {'bytes_per_second': roofline.memory_bandwidth()}
 
 
 def _generations(run, carried, described):

@@ -125,25 +125,23 @@ def compare(paper: Paper, tables: Sequence[table_lib.Table]) -> list[Compared]:
   }
   called = lambda method: paper.names.get(method, method)
   compared = []
-  for part, method, values in paper.rows:
+  for part, method, *over, values in (*paper.rows, *paper.ratios):
     name = ', '.join(filter(None, (part, called(method))))
+    if over:
+      name += f' over {called(over[0])}'
     row = measured.get((part, method))
     for quantity, value in values.items():
-      ours = _ours(row, quantity)
+      if over:
+        ours = _ratio(found.get(part), method, over[0], quantity)
+      else:
+        ours = _ours(row, quantity)
       compared.append(Compared(name, quantity, value, *ours))
-      if row is not None and ours[0] is None:
+      if row is not None and not over and ours[0] is None:
         compared += [
           Compared(name, other, None, *_ours(row, other))
           for other in _instead(row, quantity)
           if other not in values
         ]
-  for part, method, over, values in paper.ratios:
-    name = ', '.join(filter(None, (part, called(method))))
-    for quantity, value in values.items():
-      ours = _ratio(found.get(part), method, over, quantity)
-      compared.append(
-        Compared(f'{name} over {called(over)}', quantity, value, *ours)
-      )
   return compared
 
 

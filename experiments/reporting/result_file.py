@@ -123,18 +123,10 @@ def _load(path: pathlib.PurePath) -> dict[str, Any]:
   """Returns the content of a file of results, of whatever schema."""
   try:
     content = json.loads(files.at(path).read_bytes())
-  except OSError as error:
+    if not isinstance(content, dict):
+      raise ValueError('it holds no JSON object')
+  except (OSError, ValueError) as error:
     raise ValueError(
-      f'{path} cannot be read ({error.strerror or error}): make it readable, '
-      'or give another --out'
+      f'{path} cannot be read ({error}): move it away, or make it again'
     ) from error
-  except ValueError as error:
-    raise ValueError(
-      f'{path} is not a JSON file: move it away, or make it again'
-    ) from error
-  if not isinstance(content, dict):
-    raise ValueError(
-      f'{path} does not hold a JSON object, as result files do: move it away, '
-      'or make it again'
-    )
   return content

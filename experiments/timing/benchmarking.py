@@ -17,7 +17,7 @@ from experiments.command import progress as progress_lib
 from experiments.decoding import prompts
 from experiments.decoding import setup as setup_lib
 from experiments.reporting import columns
-from experiments.timing import hardware
+from experiments.reporting import tables
 from experiments.timing import roofline as roofline_lib
 from experiments.timing import round_times
 from experiments.timing import transformers_peer
@@ -28,6 +28,12 @@ from specsample.types import Model, Params
 
 # Tokens fed in one pass: a draft of 0, 1, 2, 4, 8 or 16, and the pending one.
 _ROWS = (1, 2, 3, 5, 9, 17)
+# The columns of the methods in the terminal.
+_METHODS = (
+  *('name', 'num_draft_tokens', 'verifier', 'tokens_per_s', 'speedup'),
+  *('tokens_per_round', 'plain_rounds', 'draft_ms', 'verify_ms'),
+  *('overhead_ms', 'overhead_percent', 'cost_ratio'),
+)
 # Used next to the names of methods, none of which is None.
 _PLAIN, _PEER = 'autoregressive', None
 
@@ -193,7 +199,7 @@ def measure(
     peak_device = memory.get('peak_bytes_in_use')
 
     step('memory')
-    bandwidths = [hardware.memory_bandwidth()]
+    bandwidths = [roofline_lib.memory_bandwidth()]
 
     step('autoregressive, speculative and transformers, in turns')
     decoders: dict[Any, Callable[[], Any]] = {
@@ -212,7 +218,7 @@ def measure(
     )
     plain_times = times(plain)
     ar_ms = plain_times.least_ms
-    bandwidths.append(hardware.memory_bandwidth())
+    bandwidths.append(roofline_lib.memory_bandwidth())
 
     parts = {}
     for name, method in benchmark.methods.items():
@@ -225,7 +231,7 @@ def measure(
     for name, other in benchmark.others.items():
       step(f'passes: {name}')
       others[name] = _passes(other, len(prompt), room)
-    bandwidths.append(hardware.memory_bandwidth())
+    bandwidths.append(roofline_lib.memory_bandwidth())
 
   # The machine's best, like the decoding times: it may be slow for a while.
   bandwidth = max(bandwidths)
@@ -333,3 +339,54 @@ def peak_rss() -> int:
   """Returns the most bytes that this process has held in memory so far."""
   unit = 1 if sys.platform == 'darwin' else 1024
   return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def show(measured: Measured) -> None:
+  """Prints the tables and the facts about autoregressive decoding."""
+  console = tables.console()
+  console.print(_table_of_passes(measured))
+  print(
+    f'autoregressive: {measured.ar_tokens_per_s:.1f} tokens/s, '
+    f'{measured.ar_ms_per_token:.2f} ms per token without the prefill, '
+    f'{measured.percent_of_roofline:.0f}% of the roofline '
+    f'(memory: {measured.memory_gb_per_s:.1f} GB/s)'
+  )
+  if measured.transformers_tokens_per_s is not None:
+    ratio = measured.ar_tokens_per_s / measured.transformers_tokens_per_s
+    print(
+      f'transformers: {measured.transformers_tokens_per_s:.1f} tokens/s; '
+      f'autoregressive is {ratio:.2f}x that'
+    )
+  console.print(columns.table(measured.methods, _METHODS))
+  if any(method.synthetic for method in measured.methods):
+    print('SYNTHETIC acceptance: no text was decoded; this is a hardware study')
+  device = ''
+  if measured.peak_device_bytes is not None:
+    device = f', of the device {measured.peak_device_bytes / 1e6:.0f}'
+  print(
+    f'memory, MB: peak of the process {measured.peak_rss_bytes / 1e6:.0f} '
+    f'(before the model was loaded {measured.baseline_rss_bytes / 1e6:.0f})'
+    f'{device}'
+  )
+
+
+def _table_of_passes(measured) -> tables.Table:
+  """Returns the table of passes by their number of tokens."""
+
+  def row(name, one):
+    base = one.t_ms['1']
+    return [
+      name,
+      *(f'{ms:.1f} ({ms / base:.2f}x)' for ms in one.t_ms.values()),
+      f'{one.weight_bytes / 1e6:.0f}',
+      f'{one.cache_bytes / 1e6:.0f}',
+    ]
+
+  sizes = [f't({n}), ms' for n in measured.t_ms]
+  return tables.Table(
+    ['a pass of', *sizes, 'weights, MB', 'cache, MB'],
+    [
+      row('the target', measured),
+      *(row(name, one) for name, one in measured.others.items()),
+    ],
+  )

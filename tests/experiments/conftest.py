@@ -216,8 +216,8 @@ def greedy(checkpoint):
 # Measuring the memory bandwidth fully would take each command ten seconds.
 _COMMAND = """
 import runpy, sys
-from experiments.timing import hardware
-hardware._STREAM_BYTES = 1 << 20
+from experiments.timing import roofline
+roofline._STREAM_BYTES = 1 << 20
 
 def run(name, *arguments):
   module = f'experiments.{name}'
