@@ -101,11 +101,8 @@ def check(
   if count == 1:
     return
   where = f'{path}, line {prompt.line}'
-  for name, value in (
-    ('refill', evaluation.refill),
-    ('answer_limits', evaluation.answer_limits),
-  ):
-    if value:
+  for name in ('refill', 'answer_limits'):
+    if value := getattr(evaluation, name):
       raise ValueError(
         f'{where}: {count} turns make a conversation, but Evaluation.{name} is '
         f'{value}, which is for single turns: bind Evaluation.max_turns = 1'

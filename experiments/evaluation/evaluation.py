@@ -82,11 +82,8 @@ class Evaluation:
         f'Evaluation.answer_limits is {self.answer_limits}: give numbers from '
         f'1 to Evaluation.max_new_tokens, which is {self.max_new_tokens}'
       )
-    for name, value in (
-      ('refill', self.refill),
-      ('answer_limits', self.answer_limits),
-    ):
-      if value and self.learners:
+    for name in ('refill', 'answer_limits'):
+      if self.learners and (value := getattr(self, name)):
         raise ValueError(
           f'Evaluation.{name} is {value}, but Evaluation.learners makes '
           f'{", ".join(self.learners)} learn, which decodes static batches of '
@@ -143,11 +140,6 @@ class Evaluation:
     """Refuses settings that cannot decode the prompts' tokens."""
     for method in self.methods.values():
       self.setup(method).check(tokens)
-
-  @property
-  def stop(self) -> specsample.Stop:
-    """The conditions that end an answer before `max_new_tokens`."""
-    return specsample.Stop(eos_ids=self.target.tokenizer.eos_ids)
 
   @property
   def is_chat(self) -> bool:
@@ -236,7 +228,7 @@ class Evaluation:
       method=method,
       sampling=self.sampling,
       max_new_tokens=self.max_new_tokens,
-      stop=self.stop,
+      stop=specsample.Stop(eos_ids=self.target.tokenizer.eos_ids),
       seed=self.seed + sample,
       policies=policies,
       least_width=self.least_width,
