@@ -36,14 +36,6 @@ class Generator:
   methods: dict[str, Callable[[], methods_lib.Method]]
   sampling: specsample.Sampling = specsample.Sampling()
 
-  def maker(self, name: str) -> Callable[[], methods_lib.Method]:
-    """Returns what makes a method; raises ValueError if `name` is unknown."""
-    if name not in self.methods:
-      raise ValueError(
-        f'--drafter={name} is unknown: choose one of {", ".join(self.methods)}'
-      )
-    return self.methods[name]
-
 
 def run(stages: progress.Stages) -> None:
   """Checks everything, then decodes and shows the text."""
@@ -60,8 +52,11 @@ def run(stages: progress.Stages) -> None:
         )
       out = files.at(values.out) if values.out else None
       generator = Generator()
-      for name in names:
-        generator.maker(name)  # raises now if one is unknown
+      for name in set(names) - generator.methods.keys():
+        raise ValueError(
+          f'--drafter={name} is unknown: choose one of '
+          f'{", ".join(generator.methods)}'
+        )
     for name in names:
       decoder, tokens = _ready(stages, generator, name, out)
       note = decoder.method.note or (name if len(names) > 1 else '')
@@ -76,7 +71,6 @@ def run(stages: progress.Stages) -> None:
 def _ready(
   stages, generator: Generator, name: str, out: pathlib.PurePath | None
 ) -> tuple[stream.OneRow, list[int]]:
-  """Returns a compiled decoder and the tokens of the prompt."""
   values = flags.FLAGS
   with cli.bad_input():
     # A chat is full when there is no room for another chunk.
@@ -97,7 +91,6 @@ def _ready(
 
 
 def _generate(decoder, tokens, note, seconds, out) -> None:
-  """Shows what follows a prompt; `seconds` are those of the stages before."""
   values = flags.FLAGS
   found = stream.chunks(decoder, lambda: decoder.begin(tokens))
   if not distributed.is_first():
@@ -153,7 +146,7 @@ def _decoder(
     generator.load()
     stages.begin('timing', 'passes of the model, once per machine')
   method = _with_num_draft_tokens(
-    generator.maker(name)(), name, values.num_draft_tokens
+    generator.methods[name](), name, values.num_draft_tokens
   )
   if values.top_candidates is not None:
     try:
