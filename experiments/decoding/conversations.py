@@ -263,10 +263,10 @@ def _in_turn(raw) -> tuple[list[tuple[str, str]], str]:
   messages: list[tuple[str, str]] = []
   for message in raw:
     role, content = _role(message), _content(message)
-    fault = ''
     if role is None:
-      fault = 'unknown role'
-    elif any(message.get(name) for name in ('tool_calls', 'function_call')):
+      return messages, 'unknown role'
+    fault = ''
+    if any(message.get(name) for name in ('tool_calls', 'function_call')):
       fault = 'tool call'
     elif not isinstance(content, str):
       fault = 'no text, or more than text'
@@ -297,9 +297,12 @@ def _content(message) -> Any:
   content = message.get('content', message.get('value'))
   if not isinstance(content, list):
     return content
-  texts = [part.get('text') for part in content if isinstance(part, dict)]
-  is_text = all(isinstance(x, str) for x in texts)
-  return ''.join(texts) if is_text and len(texts) == len(content) else None
+  texts = [
+    part['text']
+    for part in content
+    if isinstance(part, dict) and isinstance(part.get('text'), str)
+  ]
+  return ''.join(texts) if len(texts) == len(content) else None
 
 
 def of_prompts(record: Any, place: int) -> Conversation:
