@@ -58,23 +58,23 @@ def inspect(name_or_path: str, target: str | None = None) -> Report:
   path = _find(name_or_path)
   if path.suffix in _WEIGHTS and not files.is_folder(path):
     path = path.parent
-  facts, problem = _of_files(path), None
+  facts, problem = _file_facts(path), None
   if target is None and _is_drafter(path):
     target = target_of(path)
   described = load.describe(_find(target)) if target is not None else None
   try:
     if described is None:
-      facts += _of_model(load.describe(path).model)
+      facts += _model_facts(load.describe(path).model)
     else:
       found = drafter_lib.describe_drafter(path, described)
-      facts += _of_drafter(found.drafter)
+      facts += _drafter_facts(found.drafter)
   except ValueError as error:
     problem = ' '.join(str(error).split())
   what = 'a model' if target is None else f'a drafter for {target}'
   return Report(str(path), what, facts, problem)
 
 
-def _of_files(path: epath.Path) -> Facts:
+def _file_facts(path: epath.Path) -> Facts:
   paths = [path]
   if files.is_folder(path):
     paths = [x for x in path.iterdir() if not files.is_folder(x)]
@@ -82,7 +82,7 @@ def _of_files(path: epath.Path) -> Facts:
   return (('files', f'{len(paths):,} of {_size(total)}'),)
 
 
-def _of_drafter(drafter: Any) -> Facts:
+def _drafter_facts(drafter: Any) -> Facts:
   facts = [
     ('drafter', type(drafter).__name__),
     ('drafts', f'{drafter.num_draft_tokens} tokens'),
@@ -94,7 +94,7 @@ def _of_drafter(drafter: Any) -> Facts:
   return tuple(facts)
 
 
-def _of_model(model: transformer.Transformer) -> Facts:
+def _model_facts(model: transformer.Transformer) -> Facts:
   weights = memory.of_model(model)
   cache = memory.of_cache(model, _CACHE_TOKENS)
   devices = '; '.join(
