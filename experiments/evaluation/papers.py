@@ -68,10 +68,11 @@ def check(
 
   It is called before anything is decoded, with the evaluations by setting.
   """
-  for where, entries, form in (
+  kinds: list[tuple[str, Sequence[Any], str]] = [
     ('rows', paper.rows, '(setting, method, numbers by quantity)'),
     ('ratios', paper.ratios, '(setting, method, other, numbers by quantity)'),
-  ):
+  ]
+  for where, entries, form in kinds:
     for entry in entries:
       _check_row(where, entry, form)
       part, method, *over, values = entry
@@ -125,7 +126,8 @@ def compare(paper: Paper, tables: Sequence[table_lib.Table]) -> list[Compared]:
   }
   called = lambda method: paper.names.get(method, method)
   compared = []
-  for part, method, *over, values in (*paper.rows, *paper.ratios):
+  entries: list[Any] = [*paper.rows, *paper.ratios]
+  for part, method, *over, values in entries:
     name = ', '.join(filter(None, (part, called(method))))
     if over:
       name += f' over {called(over[0])}'
