@@ -20,17 +20,7 @@ from specsample.types import Array, DecodeState, DraftKind, Params
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Setup:
-  """The arguments of `specsample.prefill`, `advance` and `generate`.
-
-  Attributes:
-    target: the model with its parameters.
-    method: the drafter and the verification rule.
-    sampling, max_new_tokens, stop, max_length: as in `specsample.generate`.
-    seed: the seed of the PRNG key.
-    policies: what the drafter's policies already know; None for nothing.
-    least_width: shorter prompts are padded to this many tokens, so that fewer
-      programs are compiled.
-  """
+  """The arguments of `specsample.prefill`, `advance` and `generate`."""
 
   target: specsample.Loaded
   method: methods_lib.Method
@@ -38,8 +28,9 @@ class Setup:
   max_new_tokens: int
   stop: specsample.Stop = specsample.Stop()
   max_length: int | None = None
-  seed: int = 0
-  policies: Any = None
+  seed: int = 0  # of the PRNG key
+  policies: Any = None  # what the drafter's policies already know
+  # Shorter prompts are padded to this many tokens: fewer programs are compiled.
   least_width: int = 1
 
   @property
@@ -83,11 +74,8 @@ class Setup:
   ) -> DecodeState:
     """Prefills a batch of prompts.
 
-    Args:
-      prompts: token ids of each row.
-      request_ids: [B]; each selects the random stream of its row.
-      limits: [B] int32, the most new tokens of each row, none of them above
-        `max_new_tokens`, which is the default.
+    Each request id selects the random stream of its row. `limits`, [B] int32,
+    are the most new tokens of each row, at most `max_new_tokens`, the default.
     """
     tokens, lengths = padded(prompts, self.least_width)
     ids = None if request_ids is None else np.asarray(request_ids, np.int32)
@@ -158,17 +146,12 @@ def warm_up(
   prompts: Sequence[list[int]],
   widths: Sequence[int],
 ) -> None:
-  """Runs a round of each width.
+  """Runs a round of each of `Decoder.widths`, by calling `begin` and `advance`.
 
   XLA builds parts of a program when they first run, which takes a quarter of a
   second for a pass of SmolLM2 on two cores. Every drafter drafts for prompts
-  that repeat one token, and a row with little room left has few drafts.
-
-  Args:
-    begin: prefills prompts.
-    advance: runs a round, and whatever else is to be warmed up.
-    prompts: token ids of each row; only their lengths matter.
-    widths: numbers of drafts for which there is a pass, as in `step.widths`.
+  that repeat one token, and a row with little room left has few drafts. Of the
+  prompts only the lengths matter.
   """
   repeated = [row[-1:] * len(row) for row in prompts]
   for width in widths:

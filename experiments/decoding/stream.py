@@ -87,10 +87,8 @@ def chunks(
   """Decodes until the row stops; yields chunks and the state after each.
 
   The first chunk is one round; each later one takes about `chunk_seconds`.
-
-  Args:
-    setup: compiled, so that compilation is not timed.
-    begin: returns the state to continue, with the prompt in its cache.
+  `begin` returns the state to continue, with the prompt in its cache. The row's
+  programs are compiled before, so that this is not timed.
   """
   state, first_seconds = clock.seconds(begin)
   before = _first_row(state)
