@@ -20,6 +20,7 @@ from experiments.reporting import ratios
 from experiments.reporting import rows as rows_lib
 from experiments.tasks import source as source_lib
 from experiments.timing import roofline as roofline_lib
+import specsample
 from specsample import cost
 from specsample import drafters
 
@@ -331,10 +332,10 @@ class Table:
     least: dict[str, list[float]] = {}
     for name, generations in self.generations.items():
       method = self.evaluation.methods[name]
-      widths = self.evaluation.setup(method).decoder.widths
+      decoder = specsample.Decoder(target.model, method.drafter, method.verify)
       least[name] = []
       for runs in round_parts.batches(generations):
-        ratio = of_batch(runs, widths)
+        ratio = of_batch(runs, decoder.widths)
         least[name] += [ratio * run.seconds for run in runs]
     return least
 
