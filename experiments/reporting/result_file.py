@@ -126,7 +126,8 @@ def _load(path: pathlib.PurePath) -> dict[str, Any]:
     if not isinstance(content, dict):
       raise ValueError('it holds no JSON object')
   except (OSError, ValueError) as error:
+    reason = error.strerror if isinstance(error, OSError) else error
     raise ValueError(
-      f'{path} cannot be read ({error}): move it away, or make it again'
+      f'{path} cannot be read ({reason}): move it away, or make it again'
     ) from error
   return content
