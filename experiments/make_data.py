@@ -16,6 +16,7 @@ where the first one ended; repeating a command resumes it after an interruption.
 
 import collections
 from collections.abc import Callable, Sequence
+import contextlib
 import hashlib
 import json
 import time
@@ -29,9 +30,8 @@ from experiments.command import distributed
 from experiments.command import frame
 from experiments.command import progress
 from experiments.decoding import conversations as conversations_lib
+from experiments.training_data import answers as answers_lib
 from experiments.training_data import data_folder
-from experiments.training_data import features
-from experiments.training_data import filling as filling_lib
 from experiments.training_data import filters
 from experiments.training_data import synthesis as synthesis_lib
 from experiments.training_data.dialogues import Dialogue
@@ -77,128 +77,172 @@ _EXCLUDE = flags.DEFINE_string(
 
 def main() -> None:
   """Checks everything, then makes the shards that are missing."""
-  with cli.bad_input():
-    if _PROMPTS.value is not None and _ANSWERS.value is not None:
-      raise ValueError(
-        '--prompts and --answers are both given: make the data in two folders, '
-        'because train takes several'
-      )
-    out = files.at(_OUT.value)
-    forced = _ANSWERS.value is not None
-    file = _read(_ANSWERS if forced else _PROMPTS)
-    excluded = _excluded()
-    distributed.check_same(
-      {
-        'the file': repr(file and conversations_lib.digest(file.conversations)),
-        '--exclude': repr(_digest(excluded)),
-      }
-    )
-    synthesis = synthesis_lib.Synthesis()
-    synthesis.check()
-    keep_hidden = synthesis.keep_hidden and not forced
-    if keep_hidden:
-      features.path(out, 0)  # raises an error if they cannot be kept there
-    settings = synthesis.settings(_ANSWERS_BY.value if forced else None)
-    identity = data_folder.Identity(
-      target=synthesis.target.fingerprint,
-      vocab_size=synthesis.target.model.vocab_size,
-      settings=settings | {'exclude': _digest(excluded)},
-    )
-    cli.make_folder(out)
-    notes = {'file': file.to_json()} if file else {}
-    folder = data_folder.Folder(out, identity, notes)
-    filling = filling_lib.Filling(folder, file)
-  exclusion = filters.Exclusion(excluded)
-  from_file = synthesis.user_turns == synthesis.prompts_per_shard
-  if not forced:
-    # The folder's settings do not know of it: --tokens may be raised later.
-    synthesis = synthesis.for_tokens(_TOKENS.value)
-
-  def make(given, watch):
-    if not forced:
-      known = filling.known
-      return synthesis.make(filling.number, given, known, exclusion, watch)
-    by_target = _ANSWERS_BY.value == data_folder.TARGET
+  with contextlib.ExitStack() as stack:
     with cli.bad_input():
-      return synthesis.force(given, by_target, filling.known, exclusion, watch)
+      if _PROMPTS.value is not None and _ANSWERS.value is not None:
+        raise ValueError(
+          '--prompts and --answers are both given: make the data in two '
+          'folders, because train takes several'
+        )
+      forced = _ANSWERS.value is not None
+      file = _read(_ANSWERS if forced else _PROMPTS)
+      excluded = _excluded()
+      conversations = file.conversations if file else []
+      distributed.check_same(
+        {
+          'the file': conversations_lib.digest(conversations),
+          '--exclude': repr(_digest(excluded)),
+        }
+      )
+      synthesis = synthesis_lib.Synthesis()
+      synthesis.check()
+      settings = synthesis.settings(_ANSWERS_BY.value if forced else None)
+      settings['exclude'] = _digest(excluded)
+      out = files.at(_OUT.value)
+      cli.make_folder(out)
+      manifest = stack.enter_context(
+        data_folder.opened(out, synthesis.target, settings)
+      )
+      if file:
+        manifest['file'] = file.to_json()
+      _check_file(manifest, file)
+    exclusion = filters.Exclusion(excluded)
+    from_file = synthesis.user_turns == synthesis.prompts_per_shard
+    if not forced:
+      # The folder's settings do not know of it: --tokens may be raised later.
+      synthesis = synthesis.for_tokens(_TOKENS.value)
 
-  _fill(
-    filling,
-    make,
-    count=synthesis.prompts_per_shard,
-    only_given=file is not None and (forced or from_file),
-    keep_hidden=keep_hidden,
-  )
+    def make(number, given, known, watch):
+      if not forced:
+        return synthesis.make(number, given, known, exclusion, watch)
+      dialogues, ends = answers_lib.make(
+        given,
+        limits=synthesis.limits(exclusion),
+        vocab_size=synthesis.target.model.vocab_size,
+        by_target=_ANSWERS_BY.value == data_folder.TARGET,
+        known=known,
+        watch=watch,
+      )
+      return dialogues, {'ends': ends}
+
+    _fill(
+      manifest,
+      make,
+      conversations=conversations,
+      count=synthesis.prompts_per_shard,
+      only_given=file is not None and (forced or from_file),
+    )
 
 
 def _fill(
-  filling: filling_lib.Filling,
+  manifest: data_folder.Manifest,
   make: Callable[..., tuple[list[Dialogue], dict[str, Any]]],
+  conversations: Sequence[conversations_lib.Conversation],
   count: int,
   only_given: bool,
-  keep_hidden: bool,
 ) -> None:
   """Makes shards until there are enough tokens.
 
   Args:
-    filling: the folder and the file.
-    make: makes the dialogues of the next shard, and notes about them, from its
-      conversations and a callback that takes the number of tokens so far and
-      what is under way.
+    manifest: the folder's.
+    make: makes the dialogues of a shard, and notes about them, given its
+      number, its conversations, the digests of all user turns so far, and a
+      callback that takes the number of tokens so far and what is under way.
+    conversations: those of the file.
     count: the number of conversations of the file per shard.
     only_given: whether the data end with the file.
-    keep_hidden: whether dialogues come with hidden vectors to keep.
   """
-  wanted = _TOKENS.value
+  folder, wanted = files.at(_OUT.value), _TOKENS.value
+  shards = manifest['shards']
   with cli.bad_input():
-    filling.read(wanted)
-  seconds, num_tokens, num_rows = 0.0, 0, 0
+    found = data_folder.read_shards(folder, manifest)
+  known = {dialogue.turn for shard in found for dialogue in shard}
+  used = sum(shard.get('origin', {}).get('count', 0) for shard in shards)
   ends: collections.Counter[str] = collections.Counter()
-  with progress.meter(wanted, filling.num_tokens, 'tokens') as meter:
-    while filling.num_tokens < wanted and (filling.left or not only_given):
-      before, number = filling.num_tokens, filling.number
-      given = filling.given(count)
+  begun, before = len(shards), data_folder.answer_tokens(manifest)
+  with progress.meter(wanted, before, 'tokens') as meter:
+    while (done := data_folder.answer_tokens(manifest)) < wanted:
+      given = conversations[used : used + count]
+      if only_given and not given:
+        break
+      name = f'shard {len(shards)}'
 
-      def watch(count, stage, before=before, shard=f'shard {number}'):
-        meter(before + count, f'{shard}: {stage}' if stage else shard)
+      def watch(count, stage, done=done, name=name):
+        meter(done + count, f'{name}: {stage}' if stage else name)
 
       begin = time.monotonic()
-      found, notes = make(given, watch)
-      elapsed = time.monotonic() - begin
-      seconds += elapsed
-      num_rows += notes.get('rows', 0)
-      ends.update(notes['ends'])
-      if not found and not only_given:
-        cli.fail(
-          f'no dialogue of shard {number} passed the filters '
-          f'({notes["ends"]}): see what the model writes with python -m '
-          'experiments.generate --interactive'
-        )
       with cli.bad_input():
-        if keep_hidden and found:
-          features.write(files.at(_OUT.value), number, found)
-        filling.add(found, given, {'seconds': round(elapsed, 1), **notes})
-        num_tokens += filling.num_tokens - before
-        filling.read(wanted)  # there may be later shards, if one was deleted
+        dialogues, notes = make(len(shards), given, known, watch)
+      ends.update(notes['ends'])
+      if not dialogues and not only_given:
+        cli.fail(
+          f'no dialogue of {name} passed the filters ({notes["ends"]}): see '
+          'what the model writes with python -m experiments.generate '
+          '--interactive'
+        )
+      notes['seconds'] = round(time.monotonic() - begin, 3)
+      if given:
+        categories = collections.Counter(x.category for x in given)
+        notes['categories'] = dict(sorted(categories.items()))
+        notes['origin'] = _origin(conversations, used, len(given))
+      with cli.bad_input():
+        data_folder.add(folder, manifest, dialogues, notes)
+      known.update(dialogue.turn for dialogue in dialogues)
+      used += len(given)
+  _report(manifest, begun, before, ends, len(conversations) - used)
+
+
+def _report(manifest, begun, before, ends, num_left) -> None:
+  """Says what the folder has, and what was made beyond shard `begun`."""
   if ends:
     cli.say('; '.join(f'{n:,} {how}' for how, n in sorted(ends.items())))
-  if not filling.num_tokens:
+  num_tokens, shards = data_folder.answer_tokens(manifest), manifest['shards']
+  if not num_tokens:
     cli.fail(
       'no conversation in the file passed the filters: give another file'
     )
   print(
-    f'{filling.num_tokens:,} tokens of answers in {filling.number} shards: '
-    f'{_OUT.value}'
+    f'{num_tokens:,} tokens of answers in {len(shards)} shards: {_OUT.value}'
   )
-  if filling.num_tokens < wanted:
+  if num_tokens < _TOKENS.value:
     print('the file is used up: append conversations to it for more tokens')
-  elif filling.left:
-    print(f'{filling.left:,} conversations are left: raise --tokens')
+  elif num_left:
+    print(f'{num_left:,} conversations are left: raise --tokens')
+  num_rows = sum(shard.get('rows', 0) for shard in shards[begun:])
   if num_rows:
+    seconds = sum(shard['seconds'] for shard in shards[begun:])
     print(
-      f'{num_tokens / seconds:,.0f} answer tokens per second; '
+      f'{(num_tokens - before) / seconds:,.0f} answer tokens per second; '
       f'{num_rows / seconds:,.0f} rows per second including the prompts'
     )
+
+
+def _origin(conversations, first: int, count: int) -> dict[str, Any]:
+  """Returns which conversations of the file a shard is made from."""
+  digest = conversations_lib.digest(conversations[first : first + count])
+  return {'first': first, 'count': count, 'digest': digest}
+
+
+def _check_file(manifest, file) -> None:
+  """Refuses a file without the conversations that shards were made from.
+
+  So the file may grow at its end, and only there.
+  """
+  for number, shard in enumerate(manifest['shards']):
+    if 'origin' not in shard:
+      continue
+    if file is None:
+      raise ValueError(
+        f'shard {number} was made from a file of prompts: give it again with '
+        '--prompts, or give another --out'
+      )
+    first, count = shard['origin']['first'], shard['origin']['count']
+    if shard['origin'] != _origin(file.conversations, first, count):
+      raise ValueError(
+        f'shard {number} was made from other conversations than {file.path} '
+        'has there, but a file may only grow at its end: give the file as it '
+        'was, or another --out'
+      )
 
 
 def _read(

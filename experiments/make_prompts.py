@@ -36,8 +36,8 @@ def main() -> None:
   """Reads the data and writes the prompts, whole or not at all."""
   with cli.bad_input():
     prompts = text_prompts.Prompts()
-    data = data_folder.load_for(_DATA.value, prompts.target)
-    kept = data.to_train(prompts.held_out_every)
+    data = data_folder.load(_DATA.value, prompts.target)
+    kept, _ = data.numbers(prompts.held_out_every)
     dialogues = [dialogue for n in kept for dialogue in data.shards[n]]
     made = prompts.make(dialogues, _COUNT.value)
     lines = [json.dumps(x, ensure_ascii=False) for x in made]

@@ -43,7 +43,7 @@ def main() -> None:
   """Reads, sorts and writes the texts, then prints how much is in the store."""
   with cli.bad_input():
     loaded = remembering.target()
-    folders = [data_folder.load_for(path, loaded) for path in _DATA.value]
+    folders = [data_folder.load(path, loaded) for path in _DATA.value]
     texts = [answer for folder in folders for answer in _answers(folder)]
     size = min(_TOKENS.value, sum(len(text) + 1 for text in texts))
     store = specsample.store.build(

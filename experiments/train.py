@@ -17,7 +17,7 @@ learn from more data, begin another run with Training.begin_with.
 
 import contextlib
 import dataclasses
-import time
+import json
 
 from absl import flags
 
@@ -25,12 +25,10 @@ from experiments.command import cli
 from experiments.command import distributed
 from experiments.command import frame
 from experiments.command import journal as journal_lib
-from experiments.training import agreement
 from experiments.training import begin
-from experiments.training import checkpoints as checkpoints_lib
 from experiments.training import data as data_lib
-from experiments.training import decoding_check
-from experiments.training import records as records_lib
+from experiments.training import held_out
+from experiments.training import history as history_lib
 from experiments.training import results
 from experiments.training import tensorboard
 from experiments.training import train_state
@@ -59,60 +57,75 @@ def main() -> None:
   with contextlib.ExitStack() as stack, cli.bad_input():
     out = frame.folder(_OUT)
     training = training_lib.Training()
-    folders = data_lib.load(_DATA.value, training.target)
+    data = data_lib.load(_DATA.value, training.target)
     if _TENSORBOARD.value:
       tensorboard.check(out)
-    distributed.check_same({'data': repr([x.digest() for x in folders])})
-    data = data_lib.TrainingData.of(training, folders)
-    split = data_lib.Split.of(training, data, None)
+    digests = [folder.digest() for folder in data]
+    distributed.check_same({'data': repr(digests)})
+    split = data_lib.split(training, data, None)
     _check(training, split)
-    header = agreement.header(training, data.digests())
+    header = training.header(digests)
     cli.make_folder(out)
-    records = records_lib.Records(journal_lib.Journal(out, header))
-    plan = trainer_lib.plan(training, training.batches(split.train), records)
-    checkpoints = checkpoints_lib.RunCheckpoints(out, records)
+    journal_lib.Journal(out, header)  # refuses another configuration, or data
+    checkpoints = train_state.Checkpoints(out / 'checkpoints')
     stack.callback(checkpoints.close)
-    checkpoints.step(plan)
-    if not records.has_results:
-      for name in ('target', 'drafter'):
-        train_state.refuse_results(
-          out / name, f'is not at its last step, {plan.num_steps}'
-        )
-    observe: tensorboard.Observe = tensorboard.observe_nothing
-    if _TENSORBOARD.value and distributed.is_first():
-      observe = stack.enter_context(tensorboard.writer(out / 'tensorboard'))
-      for kind in (records_lib.TRAIN, records_lib.HELD_OUT):
-        for values in records.curve(plan, kind):
-          observe((kind, values['step']), values)
-    training = _with_room(_with_plain_matrices(training), data)
-    vectors = None
-    if training.cache_hidden:
-      vectors = [_read_vectors(training, x, records) for x in data.folders]
-    split = data_lib.Split.of(training, data, vectors)
-    d2t = data_lib.draft_vocabulary(
-      split,
-      training.objective.drafter.draft_vocab_size,
-      training.target.model.vocab_size,
+    first, history = history_lib.resume(
+      checkpoints,
+      journal_lib.digest(json.dumps(header, sort_keys=True)),
+      steps=training.num_steps(training.batches(split.train)),
+      unit=training.report_every,
+      decay=training.decay,
     )
-    own = begin.params(training, d2t)
+    results.check(out, history, first)
+    training = _with_room(_with_plain_matrices(training), data)
+    if training.cache_hidden:
+      layers = training.drafter.feature_layers
+      vectors = [features.read(x, training.target, layers)[0] for x in data]
+      split = data_lib.split(training, data, vectors)
+    own = begin.params(
+      training,
+      data_lib.draft_vocabulary(
+        split,
+        training.drafter.draft_vocab_size,
+        training.target.model.vocab_size,
+      ),
+    )
     trainer = trainer_lib.Trainer(
       training=training,
       split=split,
       params={'target': training.target.params, 'drafter': own},
-      records=records,
       checkpoints=checkpoints,
-      observe=observe,
+      history=history,
+      observe=_observer(out, history, stack),
     )
     try:
-      params = trainer.run()
+      params = trainer.run(first)
     except trainer_lib.LossError as error:
       cli.fail(
         f'{error}: stopped; of the checkpoints in {out / "checkpoints"}, '
-        f'{checkpoints.last(trainer.plan())}. Lower Training.learning_rate, '
-        'and give another --out',
+        f'{checkpoints.last}. Lower Training.learning_rate, and give another '
+        '--out',
         1,
       )
     results.write(out, trainer, params, data)
+
+
+def _observer(out, history, stack):
+  """Returns what writes each measurement, for people and for TensorBoard."""
+  events = None
+  if _TENSORBOARD.value and distributed.is_first():
+    events = stack.enter_context(tensorboard.writer(out / 'tensorboard'))
+    for values in history.train:
+      events(history_lib.TRAIN, values)
+    for values in history.held_out:
+      events(history_lib.HELD_OUT, values)
+
+  def observe(kind, values):
+    history.write(out / 'metrics.jsonl')
+    if events is not None:
+      events(kind, values)
+
+  return observe
 
 
 def _check(training, split):
@@ -125,7 +138,7 @@ def _check(training, split):
     )
   for examples in (split.train, split.held_out):
     training.batches(examples)
-  decoding_check.choose_prompts(training, split.prompts)
+  held_out.choose_prompts(training, split.prompts)
   begin.check(training)
 
 
@@ -144,25 +157,14 @@ def _with_room(training, data):
   if not training.cache_hidden:
     return training
   fits, message = features.fit(
-    data.folders,
+    data,
     training.target,
-    training.objective.drafter.feature_layers,
+    training.drafter.feature_layers,
   )
   if fits:
     return training
   cli.say(message)
   return dataclasses.replace(training, cache_hidden=False)
-
-
-def _read_vectors(training, data, records):
-  """Returns the target's vectors, and records how long computing them took."""
-  begin = time.monotonic()
-  vectors, num_tokens = features.read(
-    data, training.target, training.objective.drafter.feature_layers
-  )
-  if num_tokens:
-    records.add_hidden(data.digest(), num_tokens, time.monotonic() - begin)
-  return vectors
 
 
 if __name__ == '__main__':

@@ -334,10 +334,9 @@ NIGHTS = (
   # Training.
   Night(f'{_TRAIN}configurations_train*'),
   Night(f'{_TRAIN}a_finished_run_goes_on_from_before_its_decay'),
-  Night(f'{_TRAIN}a_killed_run_gives_the_same_curve_and_weights[7]'),
+  Night(f'{_TRAIN}a_killed_run_gives_the_same_curve_and_weights[6]'),
   Night(f'{_TRAIN}a_mesh_gives_the_same_curve'),
   Night(f'{_TRAIN}a_full_disk_leaves_the_last_checkpoint'),
-  Night('experiments/test_make_data.py::test_a_full_disk*[True]'),
   Night(
     'training/test_heads.py::test_losses_fall_and_drafts_are_kept*',
     but=('*[hybrid]',),

@@ -1,37 +1,26 @@
 """The curves of a training run, as a PNG."""
 
-from collections.abc import Mapping, Sequence
 import functools
 import pathlib
-from typing import Any
 
 from experiments.reporting import figures
-from experiments.training import records
+from experiments.training import history as history_lib
 
 _TRAIN, _HELD_OUT = figures.GREY, figures.BLUE
 
 
 def draw(
-  path: pathlib.PurePath,
-  train: Sequence[Mapping[str, Any]],
-  held_out: Sequence[Mapping[str, Any]],
-  title: str,
+  path: pathlib.PurePath, history: history_lib.History, title: str
 ) -> None:
-  """Draws the losses, the tokens per round and the acceptance by position.
-
-  Args:
-    path: the path of the image.
-    train, held_out: the journal's records of each kind, in order, with those of
-      the decay last.
-    title: the title above the three plots.
-  """
-  figures.write_png(path, functools.partial(_figure, train, held_out, title))
+  """Draws the losses, the tokens per round and the acceptance by position."""
+  figures.write_png(path, functools.partial(_figure, history, title))
 
 
-def _figure(train, held_out, title):
+def _figure(history, title):
   figure = figures.new(7.5, title)
   losses, rounds, acceptance = figure.subplots(3, 1)
-  seen = records.seen(train)
+  train, held_out = history.train, history.held_out
+  seen = history.seen()
   at = [seen[record['step']] for record in held_out]
   losses.plot(
     list(seen.values()),

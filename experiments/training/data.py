@@ -1,10 +1,9 @@
 """The data that a run reads from its folders.
 
-Some shards of each folder are for training, and some are held out. They are
-fixed when the run begins: its journal has their digests.
+Some shards of each folder are for training, and some are held out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import dataclasses
 
 import numpy as np
@@ -24,37 +23,7 @@ def load(
   for folder in folders:
     if folders.count(folder) > 1:
       raise ValueError(f'--data names {folder} twice: give each folder once')
-  return [data_folder.load_for(folder, target) for folder in folders]
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class TrainingData:
-  """The shards that a run reads from each folder."""
-
-  folders: Sequence[data_folder.Data]  # shards that are not read are empty
-  train: Sequence[Sequence[int]]  # [folders]: numbers of shards
-  held_out: Sequence[Sequence[int]]  # likewise
-
-  @classmethod
-  def of(
-    cls,
-    training: training_lib.Training,
-    folders: Sequence[data_folder.Data],
-  ) -> 'TrainingData':
-    """Chooses the shards."""
-    every = training.held_out_every
-    train = [data.to_train(every, training.max_tokens) for data in folders]
-    held_out = [
-      data.to_hold_out(every, training.held_out_answers) for data in folders
-    ]
-    read = [
-      data.only([*train[i], *held_out[i]]) for i, data in enumerate(folders)
-    ]
-    return cls(folders=read, train=train, held_out=held_out)
-
-  def digests(self) -> list[str]:
-    """Returns a digest of what is read from each folder."""
-    return [data.digest() for data in self.folders]
+  return [data_folder.load(folder, target) for folder in folders]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -65,50 +34,55 @@ class Split:
   held_out: list[batches_lib.Example]
   prompts: list[np.ndarray]  # [n] int32 each, of all held-out dialogues
 
-  @classmethod
-  def of(
-    cls,
-    training: training_lib.Training,
-    data: TrainingData,
-    vectors: Sequence[list[list[features.Vectors]]] | None,
-  ) -> 'Split':
-    """Turns the dialogues into examples.
 
-    Args:
-      training: the settings.
-      data: the shards that the run reads.
-      vectors: the target's vectors by folder, shard and dialogue; None if they
-        are not at hand.
-    """
-    whole = training.objective.reads_prompt or not training.cache_hidden
+def split(
+  training: training_lib.Training,
+  data: Sequence[data_folder.Data],
+  vectors: Sequence[Sequence[list[features.Vectors] | None]] | None,
+) -> Split:
+  """Turns the dialogues into examples.
 
-    def examples(
-      folder: int, number: int
-    ) -> Iterator[tuple[Dialogue, batches_lib.Example]]:
-      shard = data.folders[folder].shards[number]
-      found = [{}] * len(shard) if vectors is None else vectors[folder][number]
-      for dialogue, of_it in zip(shard, found, strict=True):
-        yield dialogue, batches_lib.example(dialogue, of_it, whole)
+  Args:
+    training: the settings.
+    data: the folders.
+    vectors: the target's vectors by folder, shard and dialogue; None if they
+      are not at hand.
+  """
+  whole = training.objective.reads_prompt or not training.cache_hidden
+  train, held_out, prompts = [], [], []
+  nothing = [[None] * len(folder.shards) for folder in data]
+  for folder, of_shards in zip(data, vectors or nothing, strict=True):
+    to_train, to_hold_out = folder.numbers(training.held_out_every)
+    for number in to_train:
+      train += _examples(folder.shards[number], of_shards[number], whole)
+    greedy = []
+    for number in to_hold_out:
+      shard = folder.shards[number]
+      examples = _examples(shard, of_shards[number], whole)
+      for dialogue, example in zip(shard, examples, strict=True):
+        prompts.append(dialogue.tokens[: dialogue.answers[0][0]])
+        if dialogue.temperature == 0:
+          greedy.append(example)
+    held_out += greedy[: training.held_out_answers]
+  if not held_out:
+    names = ', '.join(str(x.folder) for x in data)
+    raise ValueError(
+      f'no held-out answer in {names} is greedy: make more data with '
+      'Synthesis.greedy_share above 0, or add a folder of greedy answers'
+    )
+  return Split(train=train, held_out=held_out, prompts=prompts)
 
-    train = [
-      example
-      for i, numbers in enumerate(data.train)
-      for number in numbers
-      for _, example in examples(i, number)
-    ]
-    held_out, prompts = [], []
-    for i, numbers in enumerate(data.held_out):
-      pairs = [pair for n in numbers for pair in examples(i, n)]
-      greedy = [x for dialogue, x in pairs if dialogue.temperature == 0]
-      held_out += greedy[: training.held_out_answers]
-      prompts += [d.tokens[: d.answers[0][0]] for d, _ in pairs]
-    if not held_out:
-      names = ', '.join(str(x.folder) for x in data.folders)
-      raise ValueError(
-        f'no held-out answer in {names} is greedy: make more data with '
-        'Synthesis.greedy_share above 0, or add a folder of greedy answers'
-      )
-    return cls(train=train, held_out=held_out, prompts=prompts)
+
+def _examples(
+  shard: Sequence[Dialogue],
+  vectors: Sequence[features.Vectors] | None,
+  whole: bool,
+) -> list[batches_lib.Example]:
+  of_each = vectors or [{}] * len(shard)
+  return [
+    batches_lib.example(dialogue, found, whole)
+    for dialogue, found in zip(shard, of_each, strict=True)
+  ]
 
 
 def draft_vocabulary(

@@ -1,19 +1,25 @@
-"""The results of a training run: curves, card, drafter and target."""
+"""The results of a training run: curves, card, drafter and target.
 
-from collections.abc import Mapping
+A drafter's card says how it was trained, and how good it is.
+"""
+
+from collections.abc import Mapping, Sequence
+import os
 from typing import Any
 
 from etils import epath
+import gin
 import numpy as np
 
 from experiments.command import distributed
-from experiments.training import card
+from experiments.command import environment
 from experiments.training import curves
-from experiments.training import data as data_lib
-from experiments.training import decoding_check
-from experiments.training import records
+from experiments.training import held_out
+from experiments.training import history as history_lib
 from experiments.training import trainer as trainer_lib
 from experiments.training import tree_check
+from experiments.training_data import data_folder
+from experiments.training_data import dialogues as dialogues_lib
 import specsample
 from specsample import files
 from specsample.loading import card as card_lib
@@ -21,12 +27,19 @@ from specsample.models import checkpoint
 from specsample.models import fingerprint
 from specsample.types import Params
 
+_HELD_OUT = 'greedy decoding of held-out prompts, by the decoding loop'
+_REPLAYED = "the target's greedy answers, replayed"
+_REPLAYED_OF_OLD = (
+  'greedy answers of the target before it was trained, replayed as if they '
+  'were its own'
+)
+
 
 def write(
   out: epath.Path,
   trainer: trainer_lib.Trainer,
   params: Params,
-  data: data_lib.TrainingData,
+  data: Sequence[data_folder.Data],
 ) -> None:
   """Writes the curves, the target if it was trained, and last the drafter.
 
@@ -39,22 +52,19 @@ def write(
     params: the whole tree of the best step.
     data: the data that the run has read.
   """
-  training, plan = trainer.training, trainer.plan()
-  content = card.make(trainer, data)
+  training = trainer.training
+  content = _card(trainer, data)
   drafter = training.drafter
   if distributed.is_first():
-    curves.draw(
-      out / 'curves.png',
-      trainer.records.curve(plan, records.TRAIN),
-      trainer.records.curve(plan, records.HELD_OUT),
-      f'{type(drafter).__name__}, K = {drafter.num_draft_tokens}',
-    )
+    title = f'{type(drafter).__name__}, K = {drafter.num_draft_tokens}'
+    curves.draw(out / 'curves.png', trainer.history, title)
   folder, of_target = out / 'drafter', out / 'target'
   if not _is_written(folder, content):
-    setup = decoding_check.setup(training, params)
-    content['held_out'] |= tree_check.for_card(setup, trainer.prompts)
-    trainer.records.add_result(plan, content['training']['steps'])
+    prompts = held_out.choose_prompts(training, trainer.split.prompts)
+    setup = held_out.setup(training, params)
+    content['held_out'] |= tree_check.for_card(setup, prompts)
     _remove(folder)
+    target = training.target.fingerprint
     if training.trains_target:
       _remove(of_target)
       checkpoint.save(
@@ -63,18 +73,35 @@ def write(
         params['target'],
         training.target.optional_tokenizer,
       )
+      target = fingerprint.compute(params['target'])
     specsample.save_drafter(
-      folder,
-      drafter,
-      params['drafter'],
-      target=(
-        fingerprint.compute(params['target'])
-        if training.trains_target
-        else training.target.fingerprint
-      ),
-      card=content,
+      folder, drafter, params['drafter'], target=target, card=content
     )
-  print(card.text(content, folder))
+  print(_text(content, folder))
+
+
+def check(out: epath.Path, history: history_lib.History, step: int) -> None:
+  """Refuses results of another run, which would pass for those of this run.
+
+  A run that has not taken its last step has none, unless it was made longer.
+
+  Args:
+    out: the folder of the run.
+    history: of the run.
+    step: the step that the run continues from.
+  """
+  is_own = step == history.plan.num_steps
+  path = out / 'drafter' / card_lib.NAME
+  if path.exists():
+    training = files.read_json(path).get('training', {})
+    is_own = training.get('run') == history.run
+  for folder in (out / 'target', out / 'drafter'):
+    if files.is_folder(folder) and not is_own:
+      raise ValueError(
+        f'{folder} exists, but this run is not at its last step, '
+        f'{history.plan.num_steps}, so the folder belongs to another run: '
+        'delete it or move it away, or give another --out'
+      )
 
 
 def _is_written(folder: epath.Path, content: Mapping[str, Any]) -> bool:
@@ -90,3 +117,110 @@ def _is_written(folder: epath.Path, content: Mapping[str, Any]) -> bool:
 def _remove(folder: epath.Path) -> None:
   if distributed.is_first() and files.is_folder(folder):
     folder.rmtree()
+
+
+def _card(
+  trainer: trainer_lib.Trainer, data: Sequence[data_folder.Data]
+) -> dict[str, Any]:
+  """Returns the card of a finished run, as JSON; rates use wall time."""
+  training, history = trainer.training, trainer.history
+  seconds = sum(report['seconds'] for report in history.train)
+  seen, best = history.seen(), history.best
+  assert best is not None
+  folders = [_folder(part, training.held_out_every) for part in data]
+  total = lambda name: sum(folder[name] for folder in folders)
+  curve = lambda name: [[seen[x['step']], x[name]] for x in history.held_out]
+  return {
+    'target': _target_name(),
+    'data': {
+      'what': '; '.join(sorted({part.what for part in data})),
+      'dialogues': total('dialogues'),
+      'answer_tokens': total('answer_tokens'),
+      'folders': folders,
+    },
+    'training': {
+      'run': history.run,
+      # The best step; the weights are those after it.
+      'steps': best['step'],
+      'decay_start': history.plan.decay_start,
+      'last_step': history.plan.num_steps,
+      'answer_tokens_seen': seen[best['step']],
+      'answer_tokens_per_second': seen[history.plan.num_steps] / seconds,
+      'hours': (seconds + sum(x['seconds'] for x in history.held_out)) / 3600,
+      'settings': training.settings(),
+      'configuration': gin.operative_config_str(),
+      **environment.describe(),
+      'segments': history.segments,
+    },
+    'held_out': {
+      'what': _HELD_OUT,
+      'answer_tokens': best['tokens'],
+      'tokens_per_round': best['tokens_per_round'],
+      'acceptance_by_position': best['acceptance_by_position'],
+      'loss': best['loss'],
+      'by_answer_tokens_seen': curve('tokens_per_round'),
+      'replayed': {
+        'what': _REPLAYED_OF_OLD if training.trains_target else _REPLAYED,
+        'answer_tokens': best['replayed_tokens'],
+        'answer_tokens_per_second': (
+          best['replayed_tokens'] / best['replayed_seconds']
+        ),
+        'tokens_per_round': best['replayed_tokens_per_round'],
+        'acceptance_by_position': best['replayed_acceptance_by_position'],
+        'by_answer_tokens_seen': curve('replayed_tokens_per_round'),
+      },
+    },
+  }
+
+
+def _text(card: dict[str, Any], folder: os.PathLike[str]) -> str:
+  """Returns a summary of the card in a few lines."""
+  data, training = card['data'], card['training']
+  found, replayed = card['held_out'], card['held_out']['replayed']
+  shares = ' '.join(
+    '-' if x is None else f'{x:.3f}' for x in found['acceptance_by_position']
+  )
+  return (
+    f'best of {training["last_step"]:,} steps is step {training["steps"]:,}: '
+    f'{training["answer_tokens_seen"]:,} tokens of answers seen '
+    f'({data["answer_tokens"]:,} of them different); the run took '
+    f'{training["hours"]:.2f} h at {training["answer_tokens_per_second"]:,.0f} '
+    'tokens per second\n'
+    f'held-out prompts, greedy: {found["tokens_per_round"]:.3f} tokens per '
+    f'round (replayed answers: {replayed["tokens_per_round"]:.3f}), '
+    f'acceptance by position {shares}\n'
+    f'{folder}'
+  )
+
+
+def _folder(folder: data_folder.Data, held_out_every: int) -> dict[str, Any]:
+  """Returns what was read from a folder, and how the folder was made."""
+  train, held_out = folder.numbers(held_out_every)
+  tokens = lambda numbers: sum(
+    dialogues_lib.answer_tokens(folder.shards[n]) for n in numbers
+  )
+  making = folder.manifest
+  return {
+    'what': folder.what,
+    'digest': folder.digest(),
+    'shards': len(train),
+    'dialogues': sum(len(folder.shards[n]) for n in train),
+    'answer_tokens': tokens(train),
+    'held_out_answer_tokens': tokens(held_out),
+    'answer_tokens_per_second': making['answer_tokens_per_second'],
+    'hardware': making['hardware'],
+    'command': making['command'],
+    'settings': {
+      name: value
+      for name, value in making['settings'].items()
+      if name not in ('openings', 'template')
+    },
+  }
+
+
+def _target_name() -> str | None:
+  """Returns the target's name in the configuration, None if it has none."""
+  try:
+    return gin.query_parameter('target/specsample.load.name_or_path')
+  except ValueError:
+    return None

@@ -8,12 +8,8 @@ from typing import Any
 
 from specsample import files
 
-# observe((kind, step), values) is called for each journalled step.
-Observe = Callable[[tuple, dict[str, Any]], None]
-
-
-def observe_nothing(key: tuple, values: dict[str, Any]) -> None:
-  """Ignores the values: the observer of runs without TensorBoard."""
+# observe(kind, values) is called for each report and evaluation of a step.
+Observe = Callable[[str, dict[str, Any]], None]
 
 
 def check(folder: pathlib.PurePath) -> None:
@@ -45,13 +41,12 @@ def writer(folder: pathlib.PurePath) -> Iterator[Observe]:
     str(folder), flush_secs=10, purge_step=0
   ) as events:
 
-    def observe(key, values):
-      kind, step = key
+    def observe(kind, values):
       for name, value in values.items():
         numbers = value if isinstance(value, list) else [value]
         for i, number in enumerate(numbers, 1):
           if number is not None:
             tag = f'{kind}/{name}' + (f'/{i}' if value is numbers else '')
-            events.add_scalar(tag.replace(' ', '_'), number, step)
+            events.add_scalar(tag.replace(' ', '_'), number, values['step'])
 
     yield observe

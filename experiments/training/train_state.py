@@ -1,7 +1,8 @@
 """Checkpoints of a training run; the last complete one is restored."""
 
+from collections.abc import Collection
 import pathlib
-from typing import NoReturn, Protocol, TypeVar
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -9,55 +10,14 @@ import orbax.checkpoint as ocp
 from experiments.command import cli
 from experiments.command import distributed
 from specsample import files
-from specsample.types import Array
-
-
-def refuse_results(folder: pathlib.PurePath, where: str) -> None:
-  """Refuses results of another run, which would pass for those of this run.
-
-  A run writes its results after its last step, so any that exist before then
-  belong to another run.
-
-  Args:
-    folder: the folder of the results.
-    where: what this run has done so far; it continues 'this run'.
-  """
-  if files.is_folder(folder):
-    raise ValueError(
-      f'{folder} exists, but this run {where}, so the folder belongs to '
-      'another run: delete it or move it away, or give another --out'
-    )
-
-
-def refuse_step(step: int, result: str) -> NoReturn:
-  """Refuses a checkpoint whose step the journal does not know.
-
-  Args:
-    step: of the checkpoint.
-    result: the name of the folder that such a run writes at its end.
-  """
-  raise ValueError(
-    f'the checkpoint of step {step} belongs to a run that the journal does not '
-    f'know: delete the folders checkpoints and {result} too, or give another '
-    '--out'
-  )
-
-
-class Stepped(Protocol):
-  """A state with a step, which is the name of its checkpoint's folder."""
-
-  @property
-  def step(self) -> Array:
-    """[] int32, the steps taken."""
-
-
-_State = TypeVar('_State', bound=Stepped)
+from specsample.training.step import TrainState
 
 
 class Checkpoints:
-  """The last two states of a run; a half-written state does not count.
+  """The last two states of a run, and those that `save` was told to keep.
 
-  Several processes all call each method, with a folder that all can reach.
+  A half-written state does not count. Several processes all call each method,
+  with a folder that all can reach.
   """
 
   def __init__(self, folder: pathlib.PurePath):
@@ -73,13 +33,14 @@ class Checkpoints:
     self._manager = ocp.CheckpointManager(
       self._folder,
       options=ocp.CheckpointManagerOptions(
-        max_to_keep=2,
         cleanup_tmp_directories=is_remote,
         enable_async_checkpointing=False,
       ),
     )
 
-  def restore(self, like: _State, step: int | None = None) -> _State | None:
+  def restore(
+    self, like: TrainState, step: int | None = None
+  ) -> TrainState | None:
     """Reads a state, sharded over the devices as `like` is.
 
     Args:
@@ -95,10 +56,17 @@ class Checkpoints:
     shape = lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=x.sharding
     )
+    shapes = ocp.args.StandardRestore(jax.tree.map(shape, like))
+    return self._read(step, state=shapes)
+
+  def history(self, step: int) -> dict[str, Any]:
+    """Reads what was saved beside a state."""
+    return self._read(step, history=ocp.args.JsonRestore())
+
+  def _read(self, step, **item):
+    (name,) = item
     try:
-      return self._manager.restore(
-        step, args=ocp.args.StandardRestore(jax.tree.map(shape, like))
-      )
+      return self._manager.restore(step, args=ocp.args.Composite(**item))[name]
     except Exception as error:  # orbax raises it if an array is damaged.
       reason, *_ = str(error).splitlines() or [type(error).__name__]
       raise ValueError(
@@ -107,22 +75,47 @@ class Checkpoints:
         'give another --out'
       ) from error
 
-  def save(self, state: Stepped) -> None:
+  def save(
+    self,
+    state: TrainState,
+    history: dict[str, Any] | None = None,
+    keep: Collection[int] = (),
+  ) -> None:
     """Keeps a state, in place of one of the same step.
 
     Returns when the state is on the disk.
+
+    Args:
+      state: the state.
+      history: what to keep beside it, as JSON.
+      keep: the steps of the states to keep besides the last two.
     """
     step = int(state.step)
     try:
-      if step in self._manager.all_steps():
+      if step in self.steps:
         self._manager.delete(step)
-      self._manager.save(step, args=ocp.args.StandardSave(state))
+      self._manager.save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(state),
+          history=ocp.args.JsonSave(history or {}),
+        ),
+      )
     except (OSError, ValueError) as error:
       raise cli.NotWrittenError(
         f'the checkpoint of step {step} cannot be written to {self._folder} '
         f'({error}); {self.last}: make room, then run the same command again '
         'to continue'
       ) from error
+    for other in self.steps[:-2]:
+      if other not in keep:
+        self._manager.delete(other)
+
+  def drop_after(self, step: int) -> None:
+    """Deletes the states of later steps."""
+    for other in self.steps:
+      if other > step:
+        self._manager.delete(other)
 
   @property
   def steps(self) -> list[int]:

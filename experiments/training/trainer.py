@@ -1,10 +1,10 @@
-"""The loop of a training run: steps, metrics, checkpoints, evaluations.
+"""The loop of a training run: steps, metrics, evaluations, checkpoints.
 
 A run gives the same numbers however often it is interrupted: step i reads batch
 i and a key of its own, and steps that a kill lost are computed again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import time
@@ -15,18 +15,14 @@ import numpy as np
 
 from experiments.command import distributed
 from experiments.command import progress
-from experiments.training import checkpoints as checkpoints_lib
 from experiments.training import data
-from experiments.training import decoding_check
 from experiments.training import held_out
-from experiments.training import plan as plan_lib
-from experiments.training import records as records_lib
-from experiments.training import speed
-from experiments.training import tensorboard
+from experiments.training import history as history_lib
+from experiments.training import train_state
 from experiments.training import training as training_lib
-from experiments.training_data import batches as batches_lib
 from specsample import drafters
 from specsample import sharding
+from specsample.cost import chips
 from specsample.training import on_policy
 from specsample.training import operations as operations_lib
 from specsample.training import step as step_lib
@@ -39,84 +35,82 @@ class LossError(Exception):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Trainer:
-  """A run that resumes from its checkpoints and journal."""
+  """A run that continues from its last checkpoint."""
 
   training: training_lib.Training
   split: data.Split
   params: Params  # before the first step
-  records: records_lib.Records
-  checkpoints: checkpoints_lib.RunCheckpoints
-  observe: tensorboard.Observe = (
-    tensorboard.observe_nothing
-  )  # called with what is journalled
+  checkpoints: train_state.Checkpoints
+  history: history_lib.History  # up to the step to continue from
+  # Called with the kind of each measurement and its values.
+  observe: Callable[[str, dict[str, Any]], None]
 
-  def plan(self) -> plan_lib.Plan:
-    """Returns the start of the decay and the last step, as things stand."""
-    return plan(self.training, self._batches, self.records)
-
-  def run(self) -> Params:
-    """Trains up to the last step, unless that has been done already.
+  def run(self, first: int) -> Params:
+    """Trains from step `first` up to the last step of the plan.
 
     Returns:
       The whole parameter tree of the step with the most tokens per round.
     """
+    training, history = self.training, self.history
+    plan, unit = history.plan, training.report_every
+    optimizer = training.optimizer(plan)
     state, frozen = step_lib.init(
-      self.params, self._is_trained(), self.training.optimizer, self._dtype
+      self.params, self._is_trained(), optimizer, self._dtype
     )
-    plan = self.plan()
-    state = self.checkpoints.restore(state, plan) or state
-    first = int(state.step)
+    if first:
+      state = self.checkpoints.restore(state, first) or state
     if first < plan.num_steps:
-      self.checkpoints.forget_other_decays(plan)
-      self.records.begin_segment(first)
+      self.checkpoints.drop_after(first)
+      history.begin_segment(first)
     saved_at = time.monotonic()
     with progress.meter(plan.num_steps, first, 'steps') as meter:
       meter(first, 'compiling')
-      while int(state.step) < plan.num_steps:
-        state = self._report(state, frozen, plan, meter)
-        step = int(state.step)
-        if self._is_evaluated(step, plan):
-          self._evaluate(state, frozen, plan)
-          plan = self.plan()  # begins the decay if patience has run out
-        if step in (plan.decay_start, plan.num_steps) or self._is_old(saved_at):
-          self.checkpoints.save(state, plan)
+      for begin in range(first, plan.num_steps, unit):
+        state = self._take_steps(state, frozen, optimizer, begin, meter)
+        step, is_better = begin + unit, False
+        if self._is_evaluated(step):
+          best = history.best
+          values = self._measure(
+            step, step_lib.join(state.trained, frozen, self._dtype)
+          )
+          history.held_out.append(values)
+          self.observe(history_lib.HELD_OUT, values)
+          is_better = best is not history.best
+        is_planned = step in (plan.decay_start, plan.num_steps)
+        if is_better or is_planned or self._is_old(saved_at):
+          values = dataclasses.asdict(history)
+          self.checkpoints.save(state, values, history.kept())
           saved_at = time.monotonic()
-    state = self.checkpoints.restore_best(state, plan)
-    return step_lib.join(state.trained, frozen, self._dtype)
+    assert history.best is not None
+    found = self.checkpoints.restore(state, history.best['step'])
+    assert found is not None
+    return step_lib.join(found.trained, frozen, self._dtype)
 
-  def _is_old(self, saved_at: float) -> bool:
-    """Returns whether the last checkpoint is, by the clock of process 0."""
-    age = time.monotonic() - saved_at
-    is_old = np.asarray([age >= self.training.checkpoint_seconds])
-    return bool(distributed.from_first(is_old)[0])
-
-  def _report(
+  def _take_steps(
     self,
     state: step_lib.TrainState,
     frozen: Params,
-    plan: plan_lib.Plan,
+    optimizer: Any,
+    first: int,
     meter: progress.Meter,
   ) -> step_lib.TrainState:
-    """Takes the steps up to the next report, and journals it."""
-    training = self.training
+    """Takes the steps from `first` up to the next report, and reports them."""
     begin = time.monotonic()
-    first = int(state.step)
-    last = first + training.report_every
-    description = self._description(plan)
+    last = first + self.training.report_every
+    description = self._description()
     reports: list[Mapping[str, Any]] = []
     num_tokens, operations = 0, 0.0
     for number in range(first, last):
-      batch = self._given(number, state, frozen)
+      batch = self._batch(number, state, frozen)
       num_tokens += int(batch['mask'].sum())
       operations += self._operations(batch)
       state, report = step_lib.train_step(
         state,
         frozen,
         held_out.place(batch),
-        objective=training.objective,
-        optimizer=training.optimizer,
+        objective=self.training.objective,
+        optimizer=optimizer,
         dtype=self._dtype,
-        scales=training.scales(plan, number),
         num_parts=self._num_parts(batch),
       )
       reports.append(report)
@@ -130,56 +124,59 @@ class Trainer:
       *reports,
     )
     del means['is_finite']
-    if self.records.get(plan, records_lib.TRAIN, last) is None:
-      self._write(
-        plan,
-        records_lib.TRAIN,
-        {
-          'step': last,
-          **speed.measured(
-            *(num_tokens, operations, time.monotonic() - begin, self._peak)
-          ),
-          **means,
-        },
-      )
+    seconds = time.monotonic() - begin
+    values = {
+      'step': last,
+      'answer_tokens': num_tokens,
+      'seconds': round(seconds, 3),
+    }
+    if self._peak_flops is not None:
+      share = operations / seconds / self._peak_flops
+      values['share_of_peak'] = round(share, 6)
+    self.history.train.append(values | means)
+    self.observe(history_lib.TRAIN, values | means)
     return state
 
-  def _is_evaluated(self, step: int, plan: plan_lib.Plan) -> bool:
+  def _batch(self, number, state, frozen):
+    """Returns a step's batch, possibly with answers of the draft model."""
+    batch = self._batches[number]
+    rng = np.random.default_rng([self.training.seed, number])
+    if rng.random() >= self.training.on_policy_share:
+      return batch
+    return on_policy.resample(
+      step_lib.join(state.trained, frozen, self._dtype),
+      held_out.place(batch),
+      jax.random.key(int(rng.integers(2**31))),
+      drafter=cast(drafters.DraftModel, self.training.drafter),
+      temperature=self.training.on_policy_temperature,
+      end_ids=self.training.target.tokenizer.eos_ids,
+    )
+
+  def _is_evaluated(self, step: int) -> bool:
     every = self.training.evaluate_every
     before = step - self.training.report_every
-    return step == plan.num_steps or step // every > before // every
-
-  def _evaluate(
-    self, state: step_lib.TrainState, frozen: Params, plan: plan_lib.Plan
-  ) -> None:
-    """Evaluates a state, and keeps its weights if they are the best so far."""
-    # A step that is repeated after a kill keeps its journalled values.
-    step = int(state.step)
-    known = self.records.get(plan, records_lib.HELD_OUT, step)
-    params = step_lib.join(state.trained, frozen, self._dtype)
-    values = known or self._measure(step, params)
-    best = self.checkpoints.best(plan)
-    if best is None or values['tokens_per_round'] > best['tokens_per_round']:
-      self.checkpoints.save_best(state, plan)
-    if known is None:
-      self._write(plan, records_lib.HELD_OUT, values)
+    is_last = step == self.history.plan.num_steps
+    return is_last or step // every > before // every
 
   def _measure(self, step: int, params: Params) -> dict[str, Any]:
     begin = time.monotonic()
+    training = self.training
+    batches = training.batches(self.split.held_out)
+    if sharding.token_parts() > 1:
+      batches = dataclasses.replace(batches, batch_size=sharding.batch_parts())
     loss, replayed = held_out.evaluate(
       params,
-      self._held_out.once(),
-      self.training.objective,
-      self.training.target.tokenizer.eos_ids,
+      batches.once(),
+      training.objective,
+      training.target.tokenizer.eos_ids,
     )
     if not np.isfinite(loss):
       raise LossError(
         f'after step {step} the loss on held-out answers is {loss}'
       )
     replay_seconds = time.monotonic() - begin
-    decoded = decoding_check.decode(
-      decoding_check.setup(self.training, params), self.prompts
-    )
+    prompts = held_out.choose_prompts(training, self.split.prompts)
+    decoded = held_out.decode(held_out.setup(training, params), prompts)
     shares = lambda stats: [
       None if np.isnan(x) else x for x in stats.acceptance_by_position
     ]
@@ -196,50 +193,41 @@ class Trainer:
       'seconds': round(time.monotonic() - begin, 3),
     }
 
-  def _write(
-    self, plan: plan_lib.Plan, kind: str, values: dict[str, Any]
-  ) -> None:
-    self.records.add(plan, kind, values['step'], values)
-    self.observe((kind, values['step']), values)
+  def _is_old(self, saved_at: float) -> bool:
+    """Returns whether the last checkpoint is, by the clock of process 0."""
+    age = time.monotonic() - saved_at
+    is_old = np.asarray([age >= self.training.checkpoint_seconds])
+    return bool(distributed.from_first(is_old)[0])
 
-  def _given(self, number, state, frozen):
-    """Returns a step's batch, possibly with answers of the draft model."""
-    batch = self._batches[number]
-    rng = np.random.default_rng([self.training.seed, number])
-    if rng.random() >= self.training.on_policy_share:
-      return batch
-    return on_policy.resample(
-      step_lib.join(state.trained, frozen, self._dtype),
-      held_out.place(batch),
-      jax.random.key(int(rng.integers(2**31))),
-      drafter=cast(drafters.DraftModel, self.training.objective.drafter),
-      temperature=self.training.on_policy_temperature,
-      end_ids=self.training.target.tokenizer.eos_ids,
-    )
-
-  def _description(self, plan: plan_lib.Plan) -> str:
-    train = self.records.curve(plan, records_lib.TRAIN)
-    found = self.records.curve(plan, records_lib.HELD_OUT)
+  def _description(self) -> str:
     parts = []
-    if train:
-      parts = [f'loss {train[-1]["loss"]:.3f}', speed.describe(train[-1])]
-    if found:
-      parts.append(f'{found[-1]["tokens_per_round"]:.3f} tokens per round')
+    if self.history.train:
+      last = self.history.train[-1]
+      rate = last['answer_tokens'] / last['seconds']
+      parts = [f'loss {last["loss"]:.3f}', f'{rate:,.0f} tokens/s']
+      if 'share_of_peak' in last:
+        parts.append(f'{last["share_of_peak"]:.1%} of peak')
+    if self.history.held_out:
+      rounds = self.history.held_out[-1]['tokens_per_round']
+      parts.append(f'{rounds:.3f} tokens per round')
     return ', '.join(parts)
 
   @functools.cached_property
-  def _peak(self) -> float | None:
+  def _peak_flops(self) -> float | None:
+    """The bfloat16 operations per second of all devices; None if not known."""
     mesh = jax.sharding.get_mesh()
-    return speed.peak_flops(
-      jax.devices()[:1] if mesh.empty else list(mesh.devices.flat)
-    )
+    devices = jax.devices()[:1] if mesh.empty else list(mesh.devices.flat)
+    chip = chips.of_kind(devices[0].device_kind)
+    return None if chip is None else len(devices) * chip.flops
 
   def _operations(self, batch: step_lib.Batch) -> float:
     """Returns the operations of a step, 0 if nothing is to be said of them."""
-    if self._peak is None:
+    if self._peak_flops is None:
       return 0.0
     return operations_lib.count(
-      *(self.training.objective, self.params, batch),
+      self.training.objective,
+      self.params,
+      batch,
       trains_target=self.training.trains_target,
     )
 
@@ -258,48 +246,16 @@ class Trainer:
     trains_target = self.training.trains_target
     return {
       'target': jax.tree.map(lambda _: trains_target, self.params['target']),
-      'drafter': self.training.objective.drafter.is_trained(),
+      'drafter': self.training.drafter.is_trained(),
     }
 
   @functools.cached_property
-  def _batches(self) -> batches_lib.Batches:
+  def _batches(self):
     return self.training.batches(self.split.train)
 
-  @functools.cached_property
-  def _held_out(self) -> batches_lib.Batches:
-    batches = self.training.batches(self.split.held_out)
-    if sharding.token_parts() == 1:
-      return batches
-    return dataclasses.replace(batches, batch_size=sharding.batch_parts())
 
-  @functools.cached_property
-  def prompts(self) -> list[list[int]]:
-    """The prompts that the decoding loop answers."""
-    return decoding_check.choose_prompts(self.training, self.split.prompts)
-
-
-def plan(
-  training: training_lib.Training,
-  batches: batches_lib.Batches,
-  records: records_lib.Records,
-) -> plan_lib.Plan:
-  """Returns the start of the decay and the last step.
-
-  Args:
-    training: the settings.
-    batches: the batches of all data.
-    records: the records of the run so far.
-  """
-  return plan_lib.Plan.of(
-    steps=training.num_steps(batches),
-    unit=training.report_every,
-    decay=training.decay,
-    taken=records.taken,
-    stop=records.stop(training.patience),
-  )
-
-
-def check_finite(report, step):
+def check_finite(report: Mapping[str, Any], step: int) -> None:
+  """Raises LossError if a step could not be taken."""
   if not report['is_finite']:
     raise LossError(
       f'step {step} cannot be taken: the loss is {float(report["loss"])}, the '

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 import dataclasses
-import functools
+import json
 from typing import Any, cast
 
 import gin
 import jax
 import optax
 
-from experiments.training import plan as plan_lib
+from experiments.training import schedule
 from experiments.training_data import batches as batches_lib
-from experiments.training_data import schedule
+from experiments.training_data import chat
 import specsample
 from specsample import checks
 from specsample import drafters
@@ -34,14 +34,20 @@ for _loss in (
 # HeadsObjective.slot_weights = @slots.d_pace
 gin.external_configurable(slots.d_pace, module='slots')
 
+# What may change between two starts of a run: how long it is, how often
+# something is done, and where the target's vectors come from.
+_FREE = (
+  *('epochs', 'answer_tokens', 'decay'),
+  *('evaluate_every', 'checkpoint_seconds', 'cache_hidden'),
+)
+# Fields that hold the target, or a component that is listed separately.
+_ELSEWHERE = ('target', 'objective', 'drafter', 'model')
+
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Training:
-  """The settings of a run with AdamW, whose rate `plan.Plan` scales.
-
-  `agreement` says which of them may change between the starts of a run.
-  """
+  """The settings of a run with AdamW."""
 
   target: specsample.Loaded
   objective: objective_lib.Objective  # holds the drafter
@@ -61,7 +67,7 @@ class Training:
   packed_length: int | None = None
   # This many batches are sorted by length together, so that rows of one example
   # are alike; 1 for random batches, which packed rows fill as well.
-  sorted_batches: int = schedule.SORTED_BATCHES
+  sorted_batches: int = batches_lib.SORTED_BATCHES
   seed: int = 0  # of the order, the initial weights and all sampling
   # A drafter, by the name or folder that `load_drafter` takes, with whose
   # weights the run begins; None for random ones. The number of drafts and the
@@ -76,9 +82,6 @@ class Training:
   # trained for a while. None leaves the target and its distribution unchanged.
   target_learning_rate: float | None = None
   target_first_step: int = 1000  # the target's rate is 0 before, then warms up
-  # Training uses the first shards of each folder that hold this many tokens of
-  # answers; None for all shards.
-  max_tokens: int | None = None
   # Shards 0, n, 2 n, ... of each folder are held out. Evaluations use at most
   # this many greedy answers per folder.
   held_out_every: int = 16
@@ -97,9 +100,6 @@ class Training:
   report_every: int = 50  # steps between two lines of metrics
   # Steps between two evaluations; there is one after the last step too.
   evaluate_every: int = 500
-  # The decay begins after this many evaluations in a row without more tokens
-  # per round than the best. None: not before the planned step.
-  patience: int | None = None
   checkpoint_seconds: float = 60.0
 
   def __post_init__(self):
@@ -125,8 +125,7 @@ class Training:
     is_inside = 0 < self.decay < 1
     checks.field(self, 'decay', is_inside, 'a number above 0 and below 1')
     for name in (
-      *('epochs', 'answer_tokens', 'target_learning_rate', 'max_tokens'),
-      *('patience', 'packed_length'),
+      *('epochs', 'answer_tokens', 'target_learning_rate', 'packed_length'),
     ):
       value = getattr(self, name)
       holds = value is None or value > 0
@@ -152,7 +151,9 @@ class Training:
       )
     drafter = self.objective.drafter
     checks.instance(
-      *('Training.objective.drafter', drafter, trainable.Trainable),
+      'Training.objective.drafter',
+      drafter,
+      trainable.Trainable,
       'give one that specsample.save_drafter can save, such as DraftModel',
     )
     if self.on_policy_share and not isinstance(drafter, drafters.DraftModel):
@@ -218,27 +219,21 @@ class Training:
     """Whether the target changes too."""
     return self.target_learning_rate is not None
 
-  @functools.cached_property
-  def optimizer(self) -> optax.GradientTransformation:
-    """The optimizer of the whole tree of parameters, at the peak rates."""
-    adam = lambda rate: optax.adamw(
-      rate, b2=self.b2, weight_decay=self.weight_decay
-    )
+  def optimizer(self, plan: schedule.Plan) -> optax.GradientTransformation:
+    """Returns the optimizer of the whole tree of parameters."""
+
+    def adam(peak, first=0):
+      rate = schedule.rate(peak, plan, self.warmup_steps, first)
+      return optax.adamw(rate, b2=self.b2, weight_decay=self.weight_decay)
+
     clip = optax.clip_by_global_norm(self.clip_norm)
-    if not self.trains_target:
+    if self.target_learning_rate is None:
       return optax.chain(clip, adam(self.learning_rate))
     rates = {
       'drafter': adam(self.learning_rate),
-      'target': adam(self.target_learning_rate),
+      'target': adam(self.target_learning_rate, self.target_first_step),
     }
     return optax.chain(clip, optax.partition(rates, _label))
-
-  def scales(self, plan: plan_lib.Plan, step: int) -> dict[str, float]:
-    """Returns the shares of the peak rates at a step."""
-    return {
-      'drafter': plan.scale(step, self.warmup_steps),
-      'target': plan.scale(step, self.warmup_steps, self.target_first_step),
-    }
 
   def batches(
     self, examples: Sequence[batches_lib.Example]
@@ -264,19 +259,36 @@ class Training:
     return epochs * batches.per_epoch
 
   def settings(self) -> dict[str, Any]:
-    """Returns the settings for the card, as JSON."""
-    own = {
-      field.name: getattr(self, field.name)
-      for field in dataclasses.fields(self)
-      if field.name not in ('target', 'objective')
+    """Returns all settings by their names in gin, as JSON."""
+    objective = self.objective
+    found: dict[str, Any] = {
+      'objective': type(objective).__name__,
+      'drafter': type(objective.drafter).__name__,
     }
-    objective = {
-      field.name: getattr(self.objective, field.name)
-      for field in dataclasses.fields(self.objective)
-      if field.name != 'drafter'
+    components: tuple[Any, ...] = (self, objective, objective.drafter)
+    for component in components:
+      for field in dataclasses.fields(component):
+        if field.name not in _ELSEWHERE:
+          name = f'{type(component).__name__}.{field.name}'
+          found[name] = getattr(component, field.name)
+    name_of = lambda x: getattr(x, '__name__', None) or repr(x)
+    return json.loads(json.dumps(found, default=name_of))
+
+  def header(self, data: Sequence[str]) -> dict[str, Any]:
+    """Returns what has to agree between the starts of a run, as JSON.
+
+    Code, versions and machines may differ, and so may the settings that do not
+    shape the curve. `data` are digests.
+    """
+    target = self.target
+    free = [f'{type(self).__name__}.{name}' for name in _FREE]
+    return {
+      'target': target.fingerprint,
+      'weights': None if target.exact_fingerprint is None else 'int8',
+      'chat template': chat.Template.of(target.tokenizer).to_json(),
+      'data': list(data),
+      'settings': {k: v for k, v in self.settings().items() if k not in free},
     }
-    name = lambda value: getattr(value, '__name__', value)
-    return own | {'objective': {k: name(v) for k, v in objective.items()}}
 
 
 def _label(params):

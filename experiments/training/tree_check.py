@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments import methods as methods_lib
 from experiments.decoding import setup as setup_lib
-from experiments.training import decoding_check
+from experiments.training import held_out
 from specsample import drafters
 from specsample import sharding
 from specsample import tree
@@ -46,7 +46,7 @@ def measure(
     by_nodes = {}
     for size in _SIZES:
       trees = of_method(methods_lib.lattice_tree(method, size))
-      decoded = decoding_check.decode(trees, prompts)
+      decoded = held_out.decode(trees, prompts)
       by_nodes[str(size)] = decoded.tokens_per_round
     return {'tokens_by_nodes': by_nodes}
   probe = _probe(method.drafter.num_draft_tokens)

@@ -1,23 +1,24 @@
 """Batches of dialogues, one per training step, shuffled with a seed.
 
-Step i of a run reads batch i, whatever was read before, so a run that was
-killed continues where it stopped (see `schedule`). A row holds one dialogue,
-and the rows of a batch have similar lengths; or rows of a fixed length are
-packed with the dialogues of a step (see `specsample.training.rows`).
+The batch of step i depends only on the seed and i, so a run that was killed
+reads the same batches when it continues. A row holds one dialogue, and the rows
+of a batch have similar lengths; or rows of a fixed length are packed with the
+dialogues of a step (see `specsample.training.rows`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.training_data import packing
-from experiments.training_data import schedule
 from experiments.training_data.dialogues import Dialogue
 from specsample import sharding
 
+# This many batches are sorted by length together, by default.
+SORTED_BATCHES = 32
 # The number of tokens before an answer that heads read.
 _BEFORE_ANSWER = 2
 
@@ -69,16 +70,43 @@ def example(
   )
 
 
-def pad(
-  rows: Sequence[np.ndarray], batch_size: int, width_multiple: int
-) -> np.ndarray:
-  """Returns rows of tokens as an array [batch_size, T] int32, padded with 0."""
-  longest = max(row.size for row in rows)
-  width = -(-longest // width_multiple) * width_multiple
-  tokens = np.zeros((batch_size, width), np.int32)
-  for i, row in enumerate(rows):
-    tokens[i, : row.size] = row
-  return tokens
+class Place(NamedTuple):
+  """Where the first token of a dialogue is in a batch."""
+
+  row: int
+  start: int
+
+
+def _one_per_row(rows: Sequence[Example]) -> list[Place]:
+  return [Place(i, 0) for i in range(len(rows))]
+
+
+def first_fit(sizes: Sequence[int], length: int) -> list[Place]:
+  """Returns the places of dialogues in as few rows as a simple rule finds.
+
+  The longest come first, each in the first row that has room. This takes at
+  most 11/9 of the fewest possible rows, and one more (Johnson, 1973).
+
+  Args:
+    sizes: the number of tokens of each dialogue.
+    length: of a row.
+  """
+  if max(sizes, default=0) > length:
+    raise ValueError(
+      f'a dialogue has {max(sizes)} tokens, but a row has room for {length}: '
+      'give longer rows, or cut dialogues'
+    )
+  places = [Place(0, 0)] * len(sizes)
+  used: list[int] = []
+  for i in np.argsort(-np.asarray(sizes), kind='stable'):
+    size = sizes[i]
+    row = next((r for r, n in enumerate(used) if n + size <= length), None)
+    if row is None:
+      row = len(used)
+      used.append(0)
+    places[i] = Place(row, used[row])
+    used[row] += size
+  return places
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -108,7 +136,7 @@ class Batches:
   width_multiple: int = 64
   packed_length: int | None = None
   num_parts: int = 1
-  sorted_batches: int = schedule.SORTED_BATCHES
+  sorted_batches: int = SORTED_BATCHES
   seed: int = 0
 
   def __post_init__(self):
@@ -141,12 +169,13 @@ class Batches:
 
   def __getitem__(self, step: int) -> dict[str, np.ndarray]:
     """Returns the batch of a step, from 0; the order differs in each epoch."""
-    rows = self._rows(self._usable[self._schedule[step]])
+    epoch, number = divmod(step, self.per_epoch)
+    rows = self._rows(self._epoch(epoch)[number])
     length = self.packed_length
     if length is None:
-      places = packing.one_per_row(len(rows))
+      places = _one_per_row(rows)
       return self._with_places(self._batch(rows, places), places)
-    places = packing.first_fit([row.tokens.size for row in rows], length)
+    places = first_fit([row.tokens.size for row in rows], length)
     parts = self.num_parts * sharding.batch_parts()
     num_rows = -(-(1 + max(place.row for place in places)) // parts) * parts
     batch = self._batch(rows, places, (num_rows, length))
@@ -155,15 +184,14 @@ class Batches:
 
   def once(self) -> Iterator[dict[str, np.ndarray]]:
     """Yields batches with each example once, shortest first, to evaluate."""
-    order = schedule.by_length(
-      np.arange(len(self._usable)), self._schedule.lengths
-    )
+    order = self._by_length(self._usable)
     for start in range(0, len(order), self.batch_size):
-      rows = self._rows(self._usable[order[start : start + self.batch_size]])
-      yield self._batch(rows, packing.one_per_row(len(rows)))
+      rows = self._rows(order[start : start + self.batch_size])
+      yield self._batch(rows, _one_per_row(rows))
 
   @functools.cached_property
   def _usable(self) -> np.ndarray:
+    """The examples of which an answer begins within `max_length`, by index."""
     return np.asarray(
       [
         i
@@ -173,15 +201,23 @@ class Batches:
       int,
     )
 
-  @functools.cached_property
-  def _schedule(self) -> schedule.Schedule:
-    """Returns the schedule of the examples, by their index in `_usable`."""
-    return schedule.Schedule(
-      lengths=np.asarray([self.examples[i].tokens.size for i in self._usable]),
-      batch_size=self.batch_size,
-      sorted_batches=self.sorted_batches,
-      seed=self.seed,
-    )
+  @functools.lru_cache(maxsize=2)  # noqa: B019 (lives as long as the run)
+  def _epoch(self, number: int) -> list[np.ndarray]:
+    """Returns the examples of each batch of an epoch, by index."""
+    rng = np.random.default_rng([self.seed, 0, number])
+    order = self._usable[rng.permutation(len(self._usable))]
+    together = self.sorted_batches * self.batch_size
+    batches: list[np.ndarray] = []
+    for start in range(0, len(order), together):
+      part = self._by_length(order[start : start + together])
+      batches += np.split(
+        part, range(self.batch_size, len(part), self.batch_size)
+      )
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+  def _by_length(self, indices: np.ndarray) -> np.ndarray:
+    lengths = [self.examples[i].tokens.size for i in indices]
+    return indices[np.argsort(lengths, kind='stable')]
 
   def _rows(self, indices: np.ndarray) -> list[Example]:
     return [self.examples[i].cut(self.max_length) for i in indices]
@@ -190,7 +226,7 @@ class Batches:
     """Adds `places` to the batch if that makes it narrower."""
     num_rows, size = batch['tokens'].shape
     spans: list[list[int]] = [[] for _ in range(num_rows)]
-    ends = [*places, *(packing.Place(row, size) for row in range(num_rows))]
+    ends = [*places, *(Place(row, size) for row in range(num_rows))]
     for row, start in sorted(places):
       end = min(p.start for p in ends if p.row == row and p.start > start)
       learned = start + np.flatnonzero(batch['mask'][row, start:end])
@@ -210,7 +246,7 @@ class Batches:
   def _batch(
     self,
     rows: Sequence[Example],
-    places: Sequence[packing.Place],
+    places: Sequence[Place],
     shape: tuple[int, int] | None = None,
   ) -> dict[str, np.ndarray]:
     """Returns a batch; its shape is by default that of one example per row."""
@@ -231,9 +267,7 @@ class Batches:
     return batch
 
 
-def _starts(
-  places: Sequence[packing.Place], num_rows: int, length: int
-) -> np.ndarray:
+def _starts(places: Sequence[Place], num_rows: int, length: int) -> np.ndarray:
   """Returns the `starts` of packed rows; few widths, to limit the shapes."""
   of_rows: list[list[int]] = [[] for _ in range(num_rows)]
   for row, start in sorted(places):

@@ -1,11 +1,12 @@
-"""A folder of shards with a manifest; the same command can extend it.
+"""Folders of shards, each with a manifest that says how they were made.
 
-manifest.json says what the shards hold: the target's fingerprint, the settings,
-and how each shard was made. A shard belongs to the data set once its file
-exists; the manifest is updated after that.
+manifest.json has the format, the target, the settings, and an entry for each
+shard with the digest of its file. It is written after each shard, and only the
+shards that it lists belong to the data.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 import dataclasses
 import fcntl
 import hashlib
@@ -14,17 +15,21 @@ import os
 import pathlib
 from typing import Any
 
+from etils import epath
+
 from experiments.command import distributed
 from experiments.command import environment
 from experiments.reporting import files as reporting_files
+from experiments.training_data import chat
 from experiments.training_data import dialogues as dialogues_lib
-from experiments.training_data import template as template_lib
 from experiments.training_data.dialogues import Dialogue
 import specsample
 from specsample import checks
 from specsample import files
 
+_FORMAT = 3
 _MANIFEST = 'manifest.json'
+_IDENTITY = ('format', 'target', 'vocab_size', 'settings')
 # The values of the setting `answers`, and a description of each.
 TARGET, OTHERS = 'target', 'others'
 _WHAT = {
@@ -33,144 +38,128 @@ _WHAT = {
   OTHERS: 'conversations whose answers the target did not write',
 }
 
-
-@dataclasses.dataclass(frozen=True)
-class Identity:
-  """The properties that all shards of a folder share."""
-
-  target: str  # the fingerprint of its parameters
-  vocab_size: int
-  settings: dict[str, Any]  # JSON
-
-  def header(self, number: int) -> dict[str, Any]:
-    """Returns the entries that the header of shard `number` must have."""
-    settings = json.dumps(self.settings, sort_keys=True)
-    return {
-      'format': dialogues_lib.FORMAT,
-      'target': self.target,
-      'settings': hashlib.sha256(settings.encode()).hexdigest(),
-      'number': number,
-    }
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns the manifest's entries for these properties, as JSON."""
-    return {'format': dialogues_lib.FORMAT, **dataclasses.asdict(self)}
+Manifest = dict[str, Any]  # JSON
 
 
-def shard_path(folder: pathlib.PurePath, number: int):
+def shard_path(folder: pathlib.PurePath, number: int) -> epath.Path:
   """Returns the path of a shard."""
   return files.at(folder) / f'shard-{number:05}.npz'
 
 
-class Folder:
-  """A folder in which one run at a time makes shards."""
+@contextlib.contextmanager
+def opened(
+  folder: epath.Path, target: specsample.Loaded, settings: dict[str, Any]
+) -> Iterator[Manifest]:
+  """Keeps other runs out of a folder, and yields its manifest.
 
-  def __init__(
-    self,
-    folder: pathlib.PurePath,
-    identity: Identity,
-    notes: dict[str, Any] | None = None,
-  ):
-    """Opens a folder or begins a new one.
+  The manifest of a new folder lists no shards. That of an old one lists those
+  before the first file that is missing.
 
-    Args:
-      folder: its path, local or in a bucket.
-      identity: the properties that its shards share.
-      notes: further entries of the manifest, as JSON.
-    """
-    self._folder = files.at(folder)
-    self._identity = identity
-    self._notes = notes or {}
-    self._lock = _lock(self._folder) if distributed.is_first() else None
-    self._shards: dict[int, dict[str, Any]] = {}
-    path = self._folder / _MANIFEST
+  Args:
+    folder: its path, local or in a bucket.
+    target: writes the answers, or learns from them.
+    settings: what the shards depend on besides, as JSON.
+  """
+  with _lock(folder):
+    path = folder / _MANIFEST
+    identity = {
+      'format': _FORMAT,
+      'target': target.fingerprint,
+      'vocab_size': target.model.vocab_size,
+      'settings': settings,
+    }
     if path.exists():
       manifest = files.read_json(path)
-      _check_same(path, manifest, identity)
-      self._shards = dict(enumerate(manifest['shards']))
+      _check_same(path, manifest, json.loads(json.dumps(identity)))
+    elif shard_path(folder, 0).exists():
+      raise ValueError(
+        f'{path} is missing, but its shards exist: give another --out'
+      )
     else:
-      if shard_path(folder, 0).exists():
-        raise ValueError(
-          f'{path} is missing, but its shards exist: give another --out'
-        )
-      self._update()
+      manifest = identity | {'shards': []}
+      _write(folder, manifest)
+    shards = manifest['shards']
+    exist = [shard_path(folder, i).exists() for i in range(len(shards))]
+    whole = exist.index(False) if False in exist else len(exist)
+    yield distributed.json_from_first(manifest | {'shards': shards[:whole]})
 
-  def read(
-    self, number: int
-  ) -> tuple[list[Dialogue], dict[str, Any] | None] | None:
-    """Returns a shard's dialogues and its origin, or None without one."""
-    path = shard_path(self._folder, number)
+
+def add(
+  folder: epath.Path,
+  manifest: Manifest,
+  dialogues: Sequence[Dialogue],
+  notes: dict[str, Any],
+) -> None:
+  """Writes the next shard, then the manifest with an entry for it.
+
+  Args:
+    folder: its path.
+    manifest: receives the entry.
+    dialogues: the shard's.
+    notes: what else the entry says, as JSON.
+  """
+  shards = manifest['shards']
+  content = dialogues_lib.encode(dialogues)
+  path = shard_path(folder, len(shards))
+  entry = {
+    'dialogues': len(dialogues),
+    'answer_tokens': dialogues_lib.answer_tokens(dialogues),
+    'digest': _digest(content),
+  }
+  if distributed.is_first():
+    if not files.is_remote(folder):
+      for vectors in folder.glob(f'{path.stem}-*.npy'):
+        vectors.unlink()  # of a shard that was there before
+    reporting_files.write(path, content)
+  shards.append(entry | notes)
+  _write(folder, manifest)
+
+
+def answer_tokens(manifest: Manifest) -> int:
+  """Returns the number of answer tokens in the shards that are listed."""
+  return sum(shard['answer_tokens'] for shard in manifest['shards'])
+
+
+def _write(folder: epath.Path, manifest: Manifest) -> None:
+  shards = manifest['shards']
+  seconds = sum(shard['seconds'] for shard in shards)
+  tokens = answer_tokens(manifest)
+  manifest |= {
+    'answer_tokens': tokens,
+    'answer_tokens_per_second': tokens / seconds if seconds else None,
+    **environment.describe(),
+    'shards': shards,
+  }
+  if distributed.is_first():
+    reporting_files.write_json(folder / _MANIFEST, manifest)
+
+
+def read_shards(folder: epath.Path, manifest: Manifest) -> list[list[Dialogue]]:
+  """Returns the dialogues of each shard that the manifest lists."""
+  found = []
+  for number, shard in enumerate(manifest['shards']):
+    path = shard_path(folder, number)
     if not path.exists():
-      return None
-    found, header = dialogues_lib.read(path, self._identity.header(number))
-    origin = header.get('origin')
-    if number not in self._shards:  # the run ended before it was noted
-      self._note(number, found, {'origin': origin} if origin else {})
-    return found, origin
-
-  def add(
-    self,
-    number: int,
-    found: list[Dialogue],
-    notes: dict[str, Any],
-    origin: dict[str, Any] | None = None,
-  ) -> None:
-    """Writes a shard; returns once it is on the disk.
-
-    Args:
-      number: the shard's number.
-      found: its dialogues.
-      notes: its entries in the manifest, as JSON.
-      origin: the conversations of a file that it was made from, as JSON.
-    """
-    header = self._identity.header(number)
-    if origin:
-      header['origin'] = origin
-      notes = notes | {'origin': origin}
-    if distributed.is_first():
-      dialogues_lib.write(shard_path(self._folder, number), header, found)
-    self._note(number, found, notes)
-
-  def close(self) -> None:
-    """Releases the folder for another run."""
-    if self._lock is not None:
-      os.close(self._lock)
-
-  def _note(self, number, found, notes) -> None:
-    self._shards[number] = {
-      'dialogues': len(found),
-      'answer_tokens': dialogues_lib.answer_tokens(found),
-      **notes,
-    }
-    self._update()
-
-  def _update(self) -> None:
-    if not distributed.is_first():
-      return
-    shards = [self._shards[i] for i in sorted(self._shards)]
-    timed = [shard for shard in shards if 'seconds' in shard]
-    tokens = lambda shards: sum(shard['answer_tokens'] for shard in shards)
-    seconds = sum(shard['seconds'] for shard in timed)
-    content = {
-      **self._identity.to_json(),
-      'answer_tokens': tokens(shards),
-      'answer_tokens_per_second': tokens(timed) / seconds if seconds else None,
-      **self._notes,
-      **environment.describe(),
-      'shards': shards,
-    }
-    text = json.dumps(content, indent=1, allow_nan=False)
-    reporting_files.write(self._folder / _MANIFEST, f'{text}\n'.encode())
+      raise ValueError(
+        f'{path} is missing: run the same make_data command again to make it'
+      )
+    content = path.read_bytes()
+    if _digest(content) != shard['digest']:
+      raise ValueError(
+        f'{path} is damaged, or not the shard that {_MANIFEST} lists: delete '
+        'it, then run the same make_data command to make it again'
+      )
+    found.append(dialogues_lib.decode(content))
+  return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Data:
-  """All dialogues of a folder."""
+  """The dialogues of a folder."""
 
   folder: pathlib.PurePath
-  identity: Identity
+  manifest: Manifest
   shards: list[list[Dialogue]]
-  manifest: dict[str, Any]  # how the shards were made
 
   def numbers(self, held_out_every: int) -> tuple[list[int], list[int]]:
     """Returns the numbers of the training shards and of the held-out shards.
@@ -185,104 +174,30 @@ class Data:
       )
     every = range(len(self.shards))
     held_out = every[::held_out_every]
-    return [i for i in every if i not in held_out], list(held_out)
-
-  def to_train(
-    self, held_out_every: int, num_tokens: int | None = None
-  ) -> list[int]:
-    """Returns the numbers of the first shards with enough tokens to train on.
-
-    Args:
-      held_out_every: as in `numbers`.
-      num_tokens: the number of answer tokens needed; None for all shards.
-    """
-    train, _ = self.numbers(held_out_every)
+    train = [i for i in every if i not in held_out]
     if not train:
-      remedy = (
-        'run make_data again with more --tokens than the '
-        f'{self.manifest["answer_tokens"]:,} that it has'
-      )
-      if 'file' in self.manifest:
-        remedy += (
-          ' or, if its file holds no more, make it in another folder with a '
-          'smaller Synthesis.prompts_per_shard'
-        )
       raise ValueError(
         f'{self.folder} has only one shard, which is held out: to get one to '
-        f'train on, {remedy}'
+        'train on, run make_data again with more --tokens than the '
+        f'{answer_tokens(self.manifest):,} that it has or, if a file holds '
+        'no more, in another folder with a smaller '
+        'Synthesis.prompts_per_shard'
       )
-    if num_tokens is None:
-      return train
-    kept, count = self._until(train, num_tokens, dialogues_lib.answer_tokens)
-    if count < num_tokens:
-      raise ValueError(
-        f'{num_tokens:,} tokens were asked for, but the data has only '
-        f'{count:,} to train on: make more data, or train on fewer tokens'
-      )
-    return kept
+    return train, list(held_out)
 
-  def to_hold_out(self, held_out_every: int, num_answers: int) -> list[int]:
-    """Returns the numbers of the first held-out shards with enough answers.
-
-    They hold `num_answers` greedy dialogues, or all greedy dialogues that are
-    held out if there are fewer.
-    """
-    _, held_out = self.numbers(held_out_every)
-    num_greedy = lambda shard: sum(d.temperature == 0 for d in shard)
-    return self._until(held_out, num_answers, num_greedy)[0]
-
-  def only(self, numbers: Iterable[int]) -> 'Data':
-    """Returns the same data with all other shards empty."""
-    kept = set(numbers)
-    shards = [x if i in kept else [] for i, x in enumerate(self.shards)]
-    return dataclasses.replace(self, shards=shards)
-
-  def _until(self, numbers, limit, count):
-    """Returns the first shards that reach `limit`, and their total count."""
-    kept, total = [], 0
-    for number in numbers:
-      found = count(self.shards[number])
-      if found and total < limit:
-        kept.append(number)
-        total += found
-    return kept, total
+  def digest(self) -> str:
+    """Returns a hexadecimal digest of the dialogues."""
+    digests = [shard['digest'] for shard in self.manifest['shards']]
+    return _digest(' '.join(digests).encode())
 
   @property
   def what(self) -> str:
     """A phrase that says who wrote the answers."""
-    return _WHAT[self.identity.settings.get('answers')]
-
-  def digest(self) -> str:
-    """Returns a hexadecimal digest of the dialogues."""
-    found = hashlib.sha256()
-    for shard in self.shards:
-      found.update(digest(shard).encode())
-    return found.hexdigest()[:16]
+    return _WHAT[self.manifest['settings'].get('answers')]
 
 
-def digest(shard: Sequence[Dialogue]) -> str:
-  """Returns a hexadecimal digest of the dialogues; '' if there are none."""
-  found = hashlib.sha256()
-  for dialogue in shard:
-    found.update(f'{dialogue.answers} {dialogue.temperature}\n'.encode())
-    found.update(dialogue.tokens.tobytes())
-  return found.hexdigest()[:16] if shard else ''
-
-
-def load(
-  path: str | os.PathLike[str],
-  target: str,
-  template: template_lib.Template,
-  weights: str | None = None,
-) -> Data:
-  """Reads data that a target wrote.
-
-  Args:
-    path: the folder.
-    target: the fingerprint of the target's parameters.
-    template: the chat template of its tokenizer.
-    weights: how its parameters were loaded, as in `specsample.load`.
-  """
+def load(path: str | os.PathLike[str], target: specsample.Loaded) -> Data:
+  """Reads data for a target; refuses data that were made for another one."""
   folder = files.at(path)
   manifest_path = folder / _MANIFEST
   if not manifest_path.exists():
@@ -290,109 +205,73 @@ def load(
       f'{manifest_path} does not exist: make_data --out writes it'
     )
   manifest = files.read_json(manifest_path)
-  try:
-    identity = Identity(
-      *(manifest[name] for name in ('target', 'vocab_size', 'settings'))
-    )
-    numbers = range(len(manifest['shards']))
-  except (KeyError, TypeError) as error:
-    raise ValueError(
-      f'{manifest_path} is not a manifest of make_data ({error}): give a '
-      'folder that make_data wrote'
-    ) from error
-  if manifest.get('format') != dialogues_lib.FORMAT:
+  if manifest.get('format') != _FORMAT:
     raise ValueError(
       f'{manifest_path} has format {manifest.get("format")}, but this version '
-      f'reads format {dialogues_lib.FORMAT}: make the data again'
+      f'reads format {_FORMAT}: make the data again'
     )
-  if identity.target != target:
+  if manifest['target'] != target.fingerprint:
     raise ValueError(
-      f'{folder} was written by target {identity.target}, but this target is '
-      f'{target}: make data for this target'
+      f'{folder} was written by target {manifest["target"]}, but this target '
+      f'is {target.fingerprint}: make data for this target'
     )
-  if identity.settings.get('template') != _as_json(template):
+  settings = manifest['settings']
+  if settings.get('template') != chat.Template.of(target.tokenizer).to_json():
     raise ValueError(
       f'{folder} was written with another tokenizer or chat template than this '
       "target's: make data for this target"
     )
-  written = identity.settings.get('weights')
+  written = settings.get('weights')
+  weights = None if target.exact_fingerprint is None else 'int8'
   if written != weights:
     raise ValueError(
       f'{folder} was written by a target with weights = {written!r}, but this '
       f'target is loaded with weights = {weights!r}: load it with '
       f'{written!r}, or make data for this target'
     )
-  shards = []
-  for number in numbers:
-    shard = shard_path(folder, number)
-    if not shard.exists():
-      raise ValueError(
-        f'{shard} is missing: run the same make_data command again to make it'
-      )
-    found, _ = dialogues_lib.read(shard, identity.header(number))
-    for dialogue in found:
-      if (
-        not 0
-        <= dialogue.tokens.min()
-        <= dialogue.tokens.max()
-        < (identity.vocab_size)
-      ):
-        raise ValueError(
-          f'{shard} has token ids that this target does not have: make data '
-          'for this target'
-        )
-    shards.append(found)
-  if not shards:
+  if not manifest['shards']:
     raise ValueError(
       f'{folder} has no shards yet: run the same make_data command again to '
       'continue'
     )
-  return Data(folder, identity, shards, manifest)
+  return Data(folder, manifest, read_shards(folder, manifest))
 
 
-def load_for(path: str | os.PathLike[str], target: specsample.Loaded) -> Data:
-  """Reads data that this target wrote; see `load`."""
-  return load(
-    path,
-    target.fingerprint,
-    template_lib.Template.of(target.tokenizer),
-    None if target.exact_fingerprint is None else 'int8',
-  )
-
-
-def _as_json(template):
-  return json.loads(json.dumps(dataclasses.asdict(template)))
+def _digest(content: bytes) -> str:
+  return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _check_same(path, manifest, identity) -> None:
-  expected = json.loads(json.dumps(identity.to_json()))
-  flat = lambda content: {
-    **{name: content.get(name) for name in expected if name != 'settings'},
-    **(content.get('settings') or {}),
-  }
-  found, wanted = flat(manifest), flat(expected)
+  """Refuses the manifest of other data, naming what differs."""
+  flat = lambda x: {**x, **(x.get('settings') or {}), 'settings': None}
+  found = flat({name: manifest.get(name) for name in _IDENTITY})
+  wanted = flat(identity)
   different = [
     name
     for name in sorted(found.keys() | wanted.keys())
     if found.get(name) != wanted.get(name)
   ]
-  if different or not isinstance(manifest.get('shards'), list):
-    names = ', '.join(different) or 'kind'
+  if different:
     raise ValueError(
-      f'{path} belongs to data that differs in {names}: give another --out, '
-      'or the settings that it was started with'
+      f'{path} belongs to data that differs in {", ".join(different)}: give '
+      'another --out, or the settings that it was started with'
     )
 
 
-def _lock(folder) -> int | None:
-  if files.is_remote(folder):
-    return None
+@contextlib.contextmanager
+def _lock(folder: epath.Path) -> Iterator[None]:
+  """Refuses a second run in the folder; a bucket has no locks."""
+  if files.is_remote(folder) or not distributed.is_first():
+    yield
+    return
   lock = os.open(folder, os.O_RDONLY)
   try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except OSError as error:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      raise ValueError(
+        f'{folder} is in use by another run: wait for it, or give another --out'
+      ) from error
+    yield
+  finally:
     os.close(lock)
-    raise ValueError(
-      f'{folder} is in use by another run: wait for it, or give another --out'
-    ) from error
-  return lock

@@ -1,26 +1,11 @@
-"""Dialogues to train on, as token ids, and the files that hold them.
-
-A shard is an .npz file, written completely or not at all. Its header names the
-target and the settings; a shard with another target or other settings is
-refused, and so is a damaged one.
-"""
+"""Dialogues to train on, as token ids, and the shards that hold them."""
 
 from collections.abc import Iterable, Sequence
 import dataclasses
 import enum
 import io
-import json
-import pathlib
-from typing import Any
-import zipfile
-import zlib
 
-from etils import epath
 import numpy as np
-
-from experiments.reporting import files
-
-FORMAT = 2
 
 
 class Source(enum.IntEnum):
@@ -45,12 +30,7 @@ class Dialogue:
   # unknown or the target did not write them.
   temperature: float
   source: Source
-  ended: bool  # the last answer was not cut, and includes its end
   turn: int  # `filters.digest` of the first user turn, 64 bits
-  # [n, D] bfloat16, the target's final hidden vectors, 0 for the last token.
-  # Only a dialogue that was just sampled has them; `features` stores them in a
-  # file of their own.
-  hidden: np.ndarray | None = None
 
   @property
   def answer_tokens(self) -> int:
@@ -75,109 +55,42 @@ def append(dialogues: list[Dialogue], longer: Dialogue) -> None:
   dialogues.append(longer)
 
 
-def encode(header: dict[str, Any], dialogues: Sequence[Dialogue]) -> bytes:
-  """Returns the content of a shard; equal arguments give equal bytes."""
-  column = lambda name, dtype: np.asarray(
-    [getattr(dialogue, name) for dialogue in dialogues], dtype
-  )
-  lengths = [dialogue.tokens.size for dialogue in dialogues]
+def answer_tokens(dialogues: Iterable[Dialogue]) -> int:
+  """Returns the total number of tokens in the answers."""
+  return sum(dialogue.answer_tokens for dialogue in dialogues)
+
+
+def encode(dialogues: Sequence[Dialogue]) -> bytes:
+  """Returns the content of a shard; equal dialogues give equal bytes."""
   spans = [span for dialogue in dialogues for span in dialogue.answers]
   tokens = [dialogue.tokens for dialogue in dialogues]
   content = io.BytesIO()
   np.savez_compressed(
     content,
-    header=np.frombuffer(json.dumps(header).encode(), np.uint8),
     tokens=np.concatenate([np.zeros(0, np.int32), *tokens]),
-    length=np.asarray(lengths, np.int32),
+    length=np.asarray([x.tokens.size for x in dialogues], np.int32),
     answers=np.asarray(spans, np.int32).reshape(-1, 2),
     num_answers=np.asarray([len(x.answers) for x in dialogues], np.int32),
-    temperature=column('temperature', np.float32),
-    source=column('source', np.int8),
-    ended=column('ended', bool),
-    turn=column('turn', np.uint64),
+    temperature=np.asarray([x.temperature for x in dialogues], np.float32),
+    source=np.asarray([x.source for x in dialogues], np.int8),
+    turn=np.asarray([x.turn for x in dialogues], np.uint64),
   )
   return content.getvalue()
 
 
-def write(
-  path: pathlib.PurePath,
-  header: dict[str, Any],
-  dialogues: Sequence[Dialogue],
-) -> None:
-  """Writes a shard, completely or not at all; see `files.write`."""
-  files.write(path, encode(header, dialogues))
-
-
-def read(
-  path: epath.Path, header: dict[str, Any]
-) -> tuple[list[Dialogue], dict[str, Any]]:
-  """Returns the dialogues and the header of a shard.
-
-  Args:
-    path: the file.
-    header: entries that the shard's header must have.
-  """
-  try:
-    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-      columns = {name: file[name] for name in file.files}
-    found = json.loads(columns.pop('header').tobytes())
-    if not isinstance(found, dict):
-      raise ValueError('its header is not an object')
-    different = [k for k in header if found.get(k) != header[k]]
-    dialogues = [] if different else list(_rows(columns))
-  except (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-  ) as error:
-    raise ValueError(
-      f'{path} is damaged ({error}): delete it, then run the same make_data '
-      'command to make it again'
-    ) from error
-  if different:
-    raise ValueError(
-      f'{path} has another {" and ".join(different)}, so it does not belong '
-      'here: move it away'
+def decode(content: bytes) -> list[Dialogue]:
+  """Returns the dialogues of a shard, given all that `encode` returned."""
+  with np.load(io.BytesIO(content), allow_pickle=False) as columns:
+    tokens = np.split(columns['tokens'], np.cumsum(columns['length']))
+    answers = np.split(columns['answers'], np.cumsum(columns['num_answers']))
+    facts = [columns[x].tolist() for x in ('temperature', 'source', 'turn')]
+  return [
+    Dialogue(
+      tokens=tokens[i],
+      answers=tuple((start, end) for start, end in answers[i].tolist()),
+      temperature=temperature,
+      source=Source(source),
+      turn=turn,
     )
-  return dialogues, found
-
-
-def _rows(columns: dict[str, np.ndarray]) -> Iterable[Dialogue]:
-  tokens, lengths = columns['tokens'], columns['length']
-  if lengths.sum() != tokens.size or lengths.min(initial=1) < 1:
-    raise ValueError(
-      f'it should have {lengths.sum()} tokens, but has {tokens.size}'
-    )
-  ends = np.cumsum(columns['num_answers'])
-  if ends[-1:].sum() != len(columns['answers']):
-    raise ValueError(
-      f'it has {len(columns["answers"])} answers, but should have {ends[-1:]}'
-    )
-  rows = np.split(tokens, np.cumsum(lengths))[: lengths.size]
-  answers = np.split(columns['answers'], ends)[: lengths.size]
-  names = ('temperature', 'source', 'ended', 'turn')
-  for row, spans, temperature, source, ended, turn in zip(
-    rows, answers, *(columns[name].tolist() for name in names), strict=True
-  ):
-    bounds = [0, *spans.ravel().tolist()]
-    if (
-      not spans.size or bounds != sorted(set(bounds)) or bounds[-1] != row.size
-    ):
-      raise ValueError(f'it has answers at {bounds[1:]} in {row.size} tokens')
-    yield Dialogue(
-      row,
-      tuple((start, end) for start, end in spans.tolist()),
-      temperature,
-      Source(source),
-      ended,
-      turn,
-    )
-
-
-def answer_tokens(dialogues: Iterable[Dialogue]) -> int:
-  """Returns the total number of tokens in the answers."""
-  return sum(dialogue.answer_tokens for dialogue in dialogues)
+    for i, (temperature, source, turn) in enumerate(zip(*facts, strict=True))
+  ]

@@ -1,11 +1,9 @@
-"""The target's vectors of all dialogues, stored beside them.
+"""The target's vectors of all dialogues, stored beside their shards.
 
 These are its final hidden vectors and, for drafters that read more of the
-target, the outputs of some layers.
-
-They are the same in every epoch and for every drafter that reads them. The
-target computes them anyway when it writes the dialogues; computing them again
-costs more than a training step of small heads.
+target, the outputs of some layers. They are the same in every epoch and for
+every drafter that reads them; computing them again costs more than a training
+step of small heads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,16 +20,13 @@ import numpy as np
 from experiments.command import distributed
 from experiments.command import progress
 from experiments.reporting import files as reporting_files
-from experiments.training_data import batches
 from experiments.training_data import data_folder
-from experiments.training_data.dialogues import Dialogue
 import specsample
 from specsample import files
 from specsample import sharding
 
 _BATCH_SIZE = 16
 _WIDTH_MULTIPLE = 64
-_AXES = ('batch', None)
 _ITEM_BYTES = 2  # bfloat16
 
 # A dialogue's bfloat16 vectors: 'hidden' [n, D] and, if L layers are read,
@@ -107,63 +102,41 @@ def read(
   Returns:
     The vectors, and the number of tokens for which they had to be computed.
   """
-  files_of = [
-    _paths(data.folder, number, layers) for number in range(len(data.shards))
-  ]
-  wanted = [
-    (i, name)
-    for i, (names, shard) in enumerate(zip(files_of, data.shards, strict=True))
-    for name in names
-    if shard
-  ]
-  exist = np.asarray([files_of[i][name].exists() for i, name in wanted], bool)
-  missing: dict[int, list[str]] = {}
-  for (i, name), exists in zip(
-    wanted, distributed.from_first(exist), strict=True
-  ):
-    if not exists:
-      missing.setdefault(i, []).append(name)
+  paths = [_paths(data.folder, i, layers) for i in range(len(data.shards))]
+  missing = distributed.json_from_first(
+    [
+      (number, [name for name, path in names.items() if not path.exists()])
+      for number, names in enumerate(paths)
+      if data.shards[number]
+    ]
+  )
   sizes = [sum(d.tokens.size for d in shard) for shard in data.shards]
+  total = sum(sizes[number] for number, names in missing if names)
   done = 0
-  total = sum(sizes[i] for i in missing)
   with progress.meter(total, 0, 'tokens') as meter:
-    for i, names in missing.items():
-      watch = functools.partial(_show, meter, done, i)
-      watch(0)
-      found = _of_shard(data.shards[i], target, layers, names, watch)
+    for number, names in missing:
+      if not names:
+        continue
+      meter(done, f'vectors of shard {number}')
+      found = _compute(data.shards[number], target, layers, names)
       if distributed.is_first():
         for name, vectors in found.items():
-          _write(files_of[i][name], vectors)
-      done += sizes[i]
+          _write(paths[number][name], vectors)
+      done += sizes[number]
   # All wait until the first process has written them.
   distributed.from_first(np.zeros(1, bool))
   widths = _widths(target.model, layers)
   return [
     _read(names, shard, widths) if shard else []
-    for names, shard in zip(files_of, data.shards, strict=True)
+    for names, shard in zip(paths, data.shards, strict=True)
   ], total
-
-
-def write(
-  folder: pathlib.PurePath, number: int, shard: Sequence[Dialogue]
-) -> None:
-  """Stores the hidden vectors of dialogues that were just sampled."""
-  vectors = [d.hidden for d in shard if d.hidden is not None]
-  if distributed.is_first():
-    _write(path(folder, number), np.concatenate(vectors))
 
 
 def path(
   folder: pathlib.PurePath | str, number: int, kind: str = 'hidden'
 ) -> epath.Path:
-  """Returns the file of a shard's vectors; raises ValueError for a bucket."""
+  """Returns the file of a shard's vectors."""
   shard = data_folder.shard_path(files.at(folder), number)
-  if files.is_remote(shard):
-    raise ValueError(
-      f'{folder} is in a bucket, but hidden vectors are kept on a local disk: '
-      'copy the data there, or set Training.cache_hidden = False and '
-      'Synthesis.keep_hidden = False'
-    )
   return shard.with_name(f'{shard.stem}-{kind}.npy')
 
 
@@ -178,7 +151,7 @@ def _widths(model, layers) -> dict[str, int]:
   return {'hidden': model.dim, 'features': len(layers) * model.dim}
 
 
-def _of_shard(shard, target, layers, names, watch) -> dict[str, np.ndarray]:
+def _compute(shard, target, layers, names) -> dict[str, np.ndarray]:
   """Computes the named vectors of a shard, its dialogues concatenated."""
   model = target.model
   starts = np.cumsum([0, *(dialogue.tokens.size for dialogue in shard)])
@@ -187,19 +160,17 @@ def _of_shard(shard, target, layers, names, watch) -> dict[str, np.ndarray]:
     name: np.empty((starts[-1], widths[name]), jnp.bfloat16) for name in names
   }
   order = np.argsort([d.tokens.size for d in shard], kind='stable')
-  done = 0
   for first in range(0, len(order), _BATCH_SIZE):
     rows = order[first : first + _BATCH_SIZE]
-    tokens = batches.pad(
-      [shard[i].tokens for i in rows], _BATCH_SIZE, _WIDTH_MULTIPLE
-    )
-    tokens = sharding.place(tokens, _AXES)
+    width = -(-shard[rows[-1]].tokens.size // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+    tokens = np.zeros((_BATCH_SIZE, width), np.int32)
+    for row, i in zip(tokens, rows, strict=False):
+      row[: shard[i].tokens.size] = shard[i].tokens
+    tokens = sharding.place(tokens, ('batch', None))
     found = _vectors(target.params, tokens, model=model, layers=layers)
     for name in names:
       for i, row in zip(rows, np.asarray(found[name]), strict=False):
         vectors[name][starts[i] : starts[i + 1]] = row[: shard[i].tokens.size]
-    done += sum(shard[i].tokens.size for i in rows)
-    watch(done)
   return vectors
 
 
@@ -215,22 +186,15 @@ def _vectors(params, tokens, *, model, layers):
   )
 
 
-def _show(meter, before, number, count):
-  meter(before + count, f'hidden vectors of shard {number}')
-
-
-def _write(file, vectors):
+def _write(file: epath.Path, vectors: np.ndarray) -> None:
   content = io.BytesIO()
   # numpy has no bfloat16 of its own.
   np.save(content, vectors.view(np.uint16), allow_pickle=False)
   reporting_files.write(file, content.getvalue())
 
 
-def _read(
-  names: Mapping[str, epath.Path],
-  shard: Sequence[Dialogue],
-  widths: Mapping[str, int],
-) -> list[Vectors]:
+def _read(names, shard, widths) -> list[Vectors]:
+  """Returns the vectors of each dialogue; they stay on the disk until used."""
   sizes = [dialogue.tokens.size for dialogue in shard]
   columns = {
     name: np.split(
@@ -239,22 +203,20 @@ def _read(
     for name, file in names.items()
   }
   return [
-    dict(zip(columns, row, strict=True))
-    for row in zip(*columns.values(), strict=True)
+    {name: rows[i] for name, rows in columns.items()} for i in range(len(shard))
   ]
 
 
-def _load(file, shape) -> np.ndarray:
+def _load(file: epath.Path, shape: tuple[int, int]) -> np.ndarray:
   try:
     vectors = np.load(file, mmap_mode='r', allow_pickle=False)
+    if vectors.shape != shape or vectors.dtype != np.uint16:
+      raise ValueError(
+        f'it has {vectors.dtype} {vectors.shape}, but its shard has {shape}'
+      )
   except (OSError, ValueError, EOFError) as error:
     raise ValueError(
       f'{file} is damaged ({error}): delete it, then run the same command to '
       'make it again'
     ) from error
-  if vectors.shape != shape or vectors.dtype != np.uint16:
-    raise ValueError(
-      f'{file} has vectors {vectors.dtype} {vectors.shape}, but its shard has '
-      f'{shape}: delete it, then run the same command to make it again'
-    )
   return vectors.view(jnp.bfloat16)

@@ -10,6 +10,7 @@ _WINDOW = 96
 _SHORTEST = 32
 _NGRAM = 4
 _MOST_REPEATED = 0.5
+_LOOKS = 8  # where a text is cut if it loops: at a multiple of this
 # Texts that share this many words in a row have a common origin, as in Brown et
 # al., 2005.14165, appendix C.
 _COMMON_WORDS = 13
@@ -41,6 +42,14 @@ def loops(tokens: Sequence[int]) -> bool:
   if len(tokens) < _SHORTEST:
     return False
   return repeated_share(tokens[-_WINDOW:]) > _MOST_REPEATED
+
+
+def loop(tokens: Sequence[int]) -> int | None:
+  """Returns the length at which a text has become a repetition, or None."""
+  for size in range(_LOOKS, len(tokens) + 1, _LOOKS):
+    if loops(tokens[:size]):
+      return size
+  return None
 
 
 class Exclusion:

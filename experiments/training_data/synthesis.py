@@ -6,8 +6,10 @@ it. So its own distribution can be learned from the model alone, or from real
 user turns.
 """
 
-from collections.abc import Callable, Sequence
+import collections
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import gin
@@ -15,17 +17,34 @@ import jax
 import numpy as np
 
 from experiments.decoding import conversations
+from experiments.training_data import chat
+from experiments.training_data import dialogues as dialogues_lib
 from experiments.training_data import filters
-from experiments.training_data import forced
-from experiments.training_data import limits as limits_lib
-from experiments.training_data import pool as pool_lib
-from experiments.training_data import shard as shard_lib
-from experiments.training_data import template as template_lib
 from experiments.training_data.dialogues import Dialogue
+from experiments.training_data.dialogues import Source
 import specsample
 from specsample import checks
 from specsample import sampling as sampling_lib
-from specsample import sharding
+from specsample import StopReason
+
+# Called with the number of answer tokens so far, and what is under way.
+Watch = Callable[[int, str], None]
+_GROUP_SIZE = 4  # prompts that are prefilled together
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Talk:
+  """A conversation whose user turns are answered one after another."""
+
+  number: int  # among those of the shard; selects the random streams
+  source: Source
+  temperature: float  # of the answers
+  begun: tuple[int, ...] = ()  # the tokens after which its turn is sampled
+  messages: list[tuple[str, str]]  # up to the turn that is being answered
+  waiting: list[str]  # later user turns
+  prompt: list[int] = dataclasses.field(default_factory=list)  # of `messages`
+  turn: int = 0  # `filters.digest` of the first user turn
+  dialogues: list[Dialogue] = dataclasses.field(default_factory=list)
 
 
 @gin.configurable
@@ -60,9 +79,6 @@ class Synthesis:
   # text and code.
   min_ascii_share: float = 0.0
   batch_size: int = 64
-  # Whether to store the target's hidden vectors for training. On the disk, they
-  # take 2 bytes x the target's width x the tokens of the dialogues.
-  keep_hidden: bool = True
 
   def __post_init__(self):
     """Raises ValueError, naming the setting, if no dialogue could be made."""
@@ -90,7 +106,7 @@ class Synthesis:
     for temperature in (*self.temperatures, self.user_temperature):
       sampling = dataclasses.replace(self.sampling, temperature=temperature)
       sampling_lib.per_row(sampling, 1, self.target.model.vocab_size)
-    fixed = max(map(len, self._openings())) + len(self._template().after)
+    fixed = max(map(len, self._openings)) + len(self._template.after)
     checks.field(
       self,
       'max_prompt_tokens',
@@ -110,22 +126,15 @@ class Synthesis:
 
     A shard tries as many conversations as have the wanted tokens if each has
     one answer of the greatest length, so that most often a second shard
-    follows, which `train` needs. Rows of the batch that would stay empty are
-    left out, except on a mesh, where rows stay where they are.
+    follows, which `train` needs.
 
     Args:
       wanted: answer tokens in total, at least 1.
     """
     tried = min(self.user_turns, -(-wanted // self.max_answer_tokens))
     of_file = round(tried * self.prompts_per_shard / self.user_turns)
-    size = self.batch_size
-    while size >= 2 * tried and size % 2 == 0 and sharding.batch_parts() == 1:
-      size //= 2
     return dataclasses.replace(
-      self,
-      user_turns=tried,
-      prompts_per_shard=max(1, of_file),
-      batch_size=size,
+      self, user_turns=tried, prompts_per_shard=max(1, of_file)
     )
 
   def settings(self, answers: str | None = None) -> dict[str, Any]:
@@ -138,7 +147,7 @@ class Synthesis:
     names = [*of_limits, 'min_ascii_share']
     found: dict[str, Any] = {'answers': answers}
     if answers is None:
-      ignored = ('target', 'sampling', 'batch_size', 'keep_hidden')
+      ignored = ('target', 'sampling', 'batch_size')
       every = [field.name for field in dataclasses.fields(self)]
       names = [name for name in every if name not in ignored]
       found['dtype'] = self.target.model.dtype
@@ -148,7 +157,7 @@ class Synthesis:
         if value is not None and name != 'temperature'
       }
     found |= {name: getattr(self, name) for name in names}
-    found['template'] = dataclasses.asdict(self._template())
+    found['template'] = self._template.to_json()
     if self.target.exact_fingerprint is not None:
       # The fingerprint is the exact model's, which would write other texts.
       found['weights'] = 'int8'
@@ -160,74 +169,53 @@ class Synthesis:
     given: Sequence[conversations.Conversation],
     known: set[int],
     excluded: filters.Exclusion,
-    watch: Callable[[int, str], None],
+    watch: Watch,
   ) -> tuple[list[Dialogue], dict[str, Any]]:
     """Samples a shard; returns its dialogues, and notes about them.
 
     Both depend on the arguments alone, as far as batches of the same size are
-    rounded in the same way. The notes are `ends`, which counts how jobs ended,
-    and `rows`, the number of tokens that the target read or wrote.
+    rounded in the same way. The notes are `ends`, which counts how turns and
+    answers ended, and `rows`, the number of tokens that the target read or
+    wrote.
 
     Args:
       number: the shard's number.
       given: the conversations whose user turns are answered first.
       known: digests of user turns that must not be repeated.
       excluded: texts that no user turn may overlap.
-      watch: called with the number of answer tokens so far, and the current
-        stage, which is empty while answers are written.
+      watch: called as tokens are written.
     """
-    shard = shard_lib.Shard(
-      limits=self._limits(excluded),
-      template=self._template(),
-      plans=self._plans(number, given),
-      user_temperature=self.user_temperature,
-      known=set(known),
-      watch=watch,
-    )
-    pool = pool_lib.Pool(
-      target=self.target,
-      sampling=self.sampling,
-      stop=specsample.Stop(
-        eos_ids=self.target.tokenizer.eos_ids,
-        sequences=(self._template().after,),
-      ),
-      max_length=self.max_prompt_tokens + self.max_answer_tokens,
-      batch_size=self.batch_size,
-    )
+    limits = self.limits(excluded)
     key = jax.random.fold_in(jax.random.key(self.seed), number)
-    rows = pool.run(shard.jobs(), key, shard.then, filters.loops)
-    return shard.dialogues(), {'ends': shard.ends(), 'rows': rows}
+    talks = self._talks(number, given)
+    ends: collections.Counter[str] = collections.Counter()
+    num_rows = num_tokens = 0
+    sampled = [talk for talk in talks if talk.begun]
+    for i, (talk, tokens, reason) in enumerate(self._continued(key, sampled)):
+      num_rows += len(talk.begun) + len(tokens)
+      self._take_turn(talk, tokens, reason, ends)
+      watch(0, f'{i + 1:,} of {len(sampled):,} questions written')
+    known = set(known)
+    for talk in talks:
+      if not talk.waiting:
+        continue
+      talk.turn = filters.digest(talk.waiting[0])
+      if talk.turn in known:
+        ends['dropped, turn known'] += 1
+      elif _ask(talk, limits, ends):
+        known.add(talk.turn)
+    for turn in range(1, 1 + self.max_turns):
+      asked = [talk for talk in talks if talk.prompt]
+      for talk, tokens, reason in self._continued(key, asked, turn):
+        num_rows += len(talk.prompt) + len(tokens)
+        num_tokens += self._take_answer(talk, tokens, reason, limits, ends)
+        watch(num_tokens, '')
+    found = [dialogue for talk in talks for dialogue in talk.dialogues]
+    return found, {'ends': dict(sorted(ends.items())), 'rows': num_rows}
 
-  def force(
-    self,
-    given: Sequence[conversations.Conversation],
-    by_target: bool,
-    known: set[int],
-    excluded: filters.Exclusion,
-    watch: Callable[[int, str], None],
-  ) -> tuple[list[Dialogue], dict[str, Any]]:
-    """Makes a shard from conversations that already have answers.
-
-    Returns the dialogues and the notes, which are only `ends`, since nothing is
-    sampled.
-
-    Args:
-      given: the conversations.
-      by_target: whether the target wrote their answers, in another engine.
-      known: digests of user turns that must not be repeated.
-      excluded: texts that no user turn may overlap.
-      watch: called with the number of answer tokens so far.
-    """
-    maker = forced.Forced(
-      limits=self._limits(excluded),
-      vocab_size=self.target.model.vocab_size,
-      by_target=by_target,
-    )
-    dialogues, ends = maker.make(given, set(known), watch)
-    return dialogues, {'ends': ends}
-
-  def _limits(self, excluded) -> limits_lib.Limits:
-    return limits_lib.Limits(
+  def limits(self, excluded: filters.Exclusion) -> chat.Limits:
+    """Returns the limits of conversations, given texts to leave out."""
+    return chat.Limits(
       tokenizer=self.target.tokenizer,
       excluded=excluded,
       max_prompt_tokens=self.max_prompt_tokens,
@@ -236,8 +224,8 @@ class Synthesis:
       min_ascii_share=self.min_ascii_share,
     )
 
-  def _plans(self, number, given) -> list[shard_lib.Plan]:
-    """Returns the plans of a shard's conversations."""
+  def _talks(self, number, given) -> list[_Talk]:
+    """Returns a shard's conversations, before anything is sampled."""
     rng = np.random.default_rng([self.seed, number])
     only_given = given and self.prompts_per_shard == self.user_turns
     count = len(given) if only_given else self.user_turns
@@ -249,28 +237,152 @@ class Synthesis:
       openings[:num_opened] = 1 + np.resize(
         rng.permutation(len(self.openings)), num_opened
       )
-    begun = self._openings()
-    return [
-      shard_lib.Plan(
-        conversation=conversation,
-        begun=begun[opening],
-        temperature=float(temperature),
+    openings = rng.permutation(openings)
+    temperatures = rng.permutation(temperatures).tolist()
+    talks = [
+      _Talk(
+        number=i,
+        source=Source.PROMPT,
+        temperature=temperatures[i],
+        messages=list(conversation.system),
+        waiting=conversation.turns[: self.max_turns],
       )
-      for conversation, opening, temperature in zip(
-        [*given, *[None] * (count - len(given))],
-        rng.permutation(openings),
-        rng.permutation(temperatures),
-        strict=True,
+      for i, conversation in enumerate(given)
+    ]
+    return talks + [
+      _Talk(
+        number=i,
+        source=Source.OPENED if openings[i] else Source.SAMPLED,
+        temperature=temperatures[i],
+        begun=self._openings[openings[i]],
+        messages=[],
+        waiting=[],
       )
+      for i in range(len(given), count)
     ]
 
-  def _template(self) -> template_lib.Template:
-    return template_lib.Template.of(self.target.tokenizer)
+  def _continued(
+    self, key: jax.Array, talks: Sequence[_Talk], turn: int = 0
+  ) -> Iterator[tuple[_Talk, list[int], StopReason]]:
+    """Yields conversations, each with its next tokens and how they ended.
 
+    Turn 0 is the user's own, and each later one is an answer. Random streams
+    depend on the numbers of the turn and of the conversation alone.
+    """
+    if not talks:
+      return
+    # Prompts that are prefilled together have similar lengths.
+    size_of = lambda talk: len(talk.prompt if turn else talk.begun)
+    talks = sorted(talks, key=size_of)
+    # Small batches have few sizes, each of which is compiled.
+    size = self.batch_size
+    while size >= 2 * len(talks) and size % 2 == 0:
+      size //= 2
+    padded = talks + talks[-1:] * (size - len(talks))
+    prompts = [talk.prompt if turn else talk.begun for talk in padded]
+    numbers = [(1 + self.max_turns) * talk.number + turn for talk in padded]
+    temperatures = [
+      talk.temperature if turn else self.user_temperature for talk in padded
+    ]
+    room = self.max_prompt_tokens - len(self._template.after)
+    most = [
+      self.max_answer_tokens if turn else room - len(talk.begun)
+      for talk in padded
+    ]
+    outputs = specsample.generate_all(
+      {'target': self.target.params},
+      prompts,
+      key,
+      request_ids=np.asarray(numbers),
+      model=self.target.model,
+      drafter=specsample.drafters.NoDraft(),
+      verify=specsample.verify.chain,
+      sampling=dataclasses.replace(
+        self.sampling, temperature=np.asarray(temperatures, np.float32)
+      ),
+      max_new_tokens=np.asarray(most),
+      stop=specsample.Stop(
+        eos_ids=self.target.tokenizer.eos_ids,
+        sequences=(self._template.after,),
+      ),
+      max_length=self.max_prompt_tokens + self.max_answer_tokens,
+      batch_size=size,
+      group_size=_GROUP_SIZE,
+      log_probs=False,
+    )
+    for talk, output in zip(talks, outputs, strict=False):
+      tokens = output.tokens[0, : output.lengths[0]].tolist()
+      yield talk, tokens, StopReason(int(output.stop_reason[0]))
+
+  def _take_turn(self, talk, tokens, reason, ends) -> None:
+    """Takes in a sampled user turn, unless it has no end or loops."""
+    written = self._without_stop(tokens, reason)
+    if filters.loop(written) is not None or filters.loops(written):
+      ends['dropped, turn is a loop'] += 1
+    elif reason not in (StopReason.EOS, StopReason.SEQUENCE):
+      ends['dropped, turn without an end'] += 1
+    else:
+      opening = talk.begun[len(self._template.before) :]
+      decode = self.target.tokenizer.decode
+      talk.waiting = [decode([*opening, *written], skip_special=False).strip()]
+
+  def _take_answer(self, talk, tokens, reason, limits, ends) -> int:
+    """Takes in an answer and asks the next turn; returns its kept tokens."""
+    prompt, talk.prompt = talk.prompt, []
+    written = self._without_stop(tokens, reason)
+    loop = filters.loop(written)
+    ended = reason == StopReason.EOS and loop is None
+    answer = tokens if ended else written[:loop]
+    if not written:
+      ends['dropped, answer is empty'] += 1
+      return 0
+    if reason == StopReason.INVALID_LOGITS:
+      ends['dropped, answer of invalid logits'] += 1
+      return 0
+    whole = np.asarray([*prompt, *answer], np.int32)
+    dialogue = Dialogue(
+      tokens=whole,
+      answers=((len(prompt), whole.size),),
+      temperature=talk.temperature,
+      source=talk.source,
+      turn=talk.turn,
+    )
+    dialogues_lib.append(talk.dialogues, dialogue)
+    cut = 'cut at the limit' if loop is None else 'cut at a loop'
+    ends[f'kept, {"with its end" if ended else cut}'] += 1
+    if loop is None and talk.waiting:
+      text = self.target.tokenizer.decode(written, skip_special=False)
+      if limits.is_plain(text):
+        talk.messages.append((conversations.ASSISTANT, text))
+        _ask(talk, limits, ends)
+      else:
+        ends['not gone on with, answer with control tokens'] += 1
+    return len(answer)
+
+  def _without_stop(self, tokens, reason) -> list[int]:
+    lengths = {
+      StopReason.EOS: 1,
+      StopReason.SEQUENCE: len(self._template.after),
+    }
+    return tokens[: len(tokens) - lengths.get(reason, 0)]
+
+  @functools.cached_property
+  def _template(self) -> chat.Template:
+    return chat.Template.of(self.target.tokenizer)
+
+  @functools.cached_property
   def _openings(self) -> list[tuple[int, ...]]:
-    """Returns the prompts for sampled turns; the first has no opening words."""
-    template = self._template()
-    return [
-      template.before,
-      *(template.opened(self.target.tokenizer, x) for x in self.openings),
-    ]
+    """The prompts for sampled turns; the first has no opening words."""
+    opened = functools.partial(self._template.opened, self.target.tokenizer)
+    return [self._template.before, *map(opened, self.openings)]
+
+
+def _ask(talk: _Talk, limits: chat.Limits, ends: collections.Counter) -> bool:
+  """Moves on to the next user turn; returns whether it will be answered."""
+  talk.messages.append((conversations.USER, talk.waiting.pop(0)))
+  try:
+    talk.prompt = limits.prompt(talk.messages)
+  except chat.UnfitError as error:
+    how = 'not gone on with' if talk.dialogues else 'dropped'
+    ends[f'{how}, {error}'] += 1
+  return bool(talk.prompt)

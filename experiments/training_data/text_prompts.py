@@ -7,8 +7,8 @@ from typing import Any
 import gin
 import numpy as np
 
+from experiments.training_data import chat
 from experiments.training_data import filters
-from experiments.training_data import template as template_lib
 from experiments.training_data.dialogues import Dialogue
 import specsample
 from specsample import checks
@@ -54,7 +54,7 @@ class Prompts:
   ) -> Iterator[dict[str, Any]]:
     """Yields `count` prompts as `prompts.read` does, templates in turn."""
     tokenizer = self.target.tokenizer
-    template = template_lib.Template.of(tokenizer)
+    template = chat.Template.of(tokenizer)
     decode = lambda tokens: tokenizer.decode(tokens.tolist()).strip()
     texts = [
       decode(d.tokens[slice(*span)]) for d in dialogues for span in d.answers

@@ -18,7 +18,7 @@ from specsample import types
 from specsample.models import matrices
 from specsample.models import packed
 from specsample.models import tensors
-from specsample.types import Array, ArrayLike, Params
+from specsample.types import Array, Params
 
 # batch: arrays with the batch axis first, {'tokens': [B, T], ...}.
 Batch = Mapping[str, Array]
@@ -129,7 +129,6 @@ def train_step(
   objective: LossFunction,
   optimizer: optax.GradientTransformation,
   dtype: str = 'float32',
-  scales: Mapping[str, ArrayLike] | None = None,
   num_parts: int = 1,
 ) -> tuple[TrainState, dict[str, Array]]:
   """Takes one step down the gradient of `objective`.
@@ -143,8 +142,6 @@ def train_step(
     batch: the input of the objective.
     objective, optimizer: static; the same objects in every step.
     dtype: as in `init`.
-    scales: factors for the updates of 'target' and 'drafter', with which
-      learning rates change from step to step without recompilation. None is 1.
     num_parts: the number of parts of the rows over which the gradient is
       accumulated, which takes less memory. Each part counts by its share of
       what is learned: of `objective.num_learned`, if there is that method, and
@@ -173,11 +170,6 @@ def train_step(
   updates, optimizer_state = optimizer.update(
     gradient, state.optimizer, state.trained
   )
-  if scales is not None:
-    updates = {
-      name: jax.tree.map(lambda x, factor=scales[name]: factor * x, tree)
-      for name, tree in updates.items()
-    }
   is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
   is_finite &= jnp.isfinite(optax.tree.sum(updates))
   new = (optax.apply_updates(state.trained, updates), optimizer_state)

@@ -238,7 +238,7 @@ from experiments.certificate import terminal
 from experiments.decoding import generating
 from experiments.evaluation import results
 from experiments.timing import benchmarking
-from experiments.training import checkpoints
+from experiments.training import results as training_results
 from specsample.models import huggingface
 gc.freeze()  # or each fork would copy all of it as it ends
 for line in sys.stdin:

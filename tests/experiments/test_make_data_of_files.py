@@ -9,7 +9,6 @@ import pytest
 from experiments.training import data as data_lib
 from experiments.training import training as training_lib
 from experiments.training_data import data_folder
-from experiments.training_data import features
 from experiments.training_data.dialogues import Source
 import specsample
 from specsample.testing import trained
@@ -81,7 +80,7 @@ def test_the_target_answers_each_turn_after_its_own_answers(
   asked, target, greedy
 ):
   folder, _ = asked
-  data = data_folder.load_for(folder, target)
+  data = data_folder.load(folder, target)
   found = [dialogue for shard in data.shards for dialogue in shard]
   decode = lambda ids: target.tokenizer.decode(ids, skip_special=False)
   firsts = [decode(x.tokens[: x.answers[0][0]]) for x in found]
@@ -95,22 +94,6 @@ def test_the_target_answers_each_turn_after_its_own_answers(
       tokens, _ = greedy(decode(dialogue.tokens[:begin]), end - begin)
       assert dialogue.tokens[begin:end].tolist() == tokens
   assert data.what == 'answers of the target, sampled by make_data'
-
-
-def test_vectors_of_several_answers_are_the_targets(asked, target):
-  folder, _ = asked
-  data = data_folder.load_for(folder, target)
-  kept, num_found = features.read(data, target)
-  assert not num_found
-  dialogue, vectors = data.shards[0][1], kept[0][1]
-  empty = target.model.init_cache(1, 0)
-  output, _ = target.model.apply(target.params, dialogue.tokens[None], empty)
-  np.testing.assert_allclose(
-    vectors['hidden'][:-1].astype(np.float32),
-    output.hidden[0, :-1],
-    rtol=0.02,
-    atol=0.02,
-  )
 
 
 def test_one_line_says_what_cannot_be_used(asked):
@@ -153,7 +136,7 @@ def written(commands, flags, tmp_path_factory):
 
 def test_answers_written_elsewhere_are_kept_as_they_are(written, target):
   _, folder, ended = written
-  data = data_folder.load_for(folder, target)
+  data = data_folder.load(folder, target)
   assert [len(shard) for shard in data.shards] == [6, 6, 4]
   found = [dialogue for shard in data.shards for dialogue in shard]
   # The template renders no end, so each answer ends a dialogue of its own.
@@ -169,12 +152,6 @@ def test_answers_written_elsewhere_are_kept_as_they_are(written, target):
   assert {x.source for x in found} == {Source.ENGINE}
   assert data.what == 'answers of the target, written by another engine'
   assert ended.out.endswith('append conversations to it for more tokens\n')
-  # No vectors are kept, but all of them can be computed.
-  assert not list(folder.glob('*-hidden.npy'))
-  _, num_found = features.read(data, target)
-  assert num_found == sum(x.tokens.size for x in found)
-  for path in folder.glob('*-hidden.npy'):
-    path.unlink()
 
 
 def test_a_file_may_grow_between_two_calls(commands, flags, written, tmp_path):
@@ -186,10 +163,6 @@ def test_a_file_may_grow_between_two_calls(commands, flags, written, tmp_path):
   assert commands.run(*call).code == 0
   before = _shards(out)
   assert len(before) == 2
-  # As if killed before the shard was noted in the manifest.
-  manifest = json.loads((out / 'manifest.json').read_text())
-  few = manifest | {'shards': manifest['shards'][:1]}
-  (out / 'manifest.json').write_text(json.dumps(few))
   growing.write_text('\n'.join(lines))
   ended = commands.run(*call)
   assert ended.code == 0, ended.err
@@ -285,9 +258,9 @@ def test_texts_of_others_need_greedy_answers_beside_them(
   path, folder, _ = written
   call = ('make_data', *flags, f'--answers={path}', '--answers_by=others')
   assert commands.run(*call, f'--out={tmp_path}').code == 0
-  others = data_folder.load_for(tmp_path, target)
+  others = data_folder.load(tmp_path, target)
   assert others.what == 'conversations whose answers the target did not write'
-  own = data_folder.load_for(folder, target)
+  own = data_folder.load(folder, target)
   case = next(iter(trained.scenes(5)))
   training = training_lib.Training(
     target=target,
@@ -296,10 +269,7 @@ def test_texts_of_others_need_greedy_answers_beside_them(
   )
 
   def split(*folders):
-    data = data_lib.TrainingData.of(training, folders)
-    # No shard is read just for its held-out answers.
-    assert data.held_out[0] == []
-    return data_lib.Split.of(training, data, None)
+    return data_lib.split(training, folders, None)
 
   found = split(others, own)
   assert len(found.held_out) == 4 + 2
@@ -314,4 +284,4 @@ def test_data_of_an_older_format_are_refused(written, target, tmp_path):
   path = tmp_path / 'data' / 'manifest.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | {'format': 1}))
   with pytest.raises(ValueError, match=r'has format 1, .* make the data again'):
-    data_folder.load_for(tmp_path / 'data', target)
+    data_folder.load(tmp_path / 'data', target)

@@ -55,7 +55,7 @@ def test_the_store_holds_the_answers(
   ended = _make(commands, tiny, f'--data={data}', f'--out={out}')
   assert ended.code == 0, ended.err
   target = specsample.load(checkpoint)
-  found = data_folder.load_for(data, target)
+  found = data_folder.load(data, target)
   expected = _answers(found)
   loaded = specsample.load_store(out, target)
   assert [x.tolist() for x in store.texts_of(loaded)] == expected
@@ -75,7 +75,7 @@ def test_of_too_many_tokens_the_last_answers_are_kept(
   assert 'answers before them are left out: raise --tokens' in ended.out
   target = specsample.load(checkpoint)
   kept = store.texts_of(specsample.load_store(out, target))
-  texts = _answers(data_folder.load_for(data, target))
+  texts = _answers(data_folder.load(data, target))
   assert 0 < len(kept) < len(texts)
   assert [x.tolist() for x in kept] == texts[-len(kept) :]
   assert sum(len(text) + 1 for text in texts[-len(kept) :]) <= 100

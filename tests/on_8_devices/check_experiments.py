@@ -9,7 +9,6 @@ from experiments.decoding import setup
 from experiments.methods import random_weights
 from experiments.timing import roofline
 from experiments.timing import round_times
-from experiments.training_data import pool as pool_lib
 import specsample
 from specsample import sharding
 from specsample import types
@@ -103,34 +102,3 @@ def test_parts_of_a_round_are_timed():
   assert times.draft_ms > -times.verify_ms['2']
   assert passes.keys() == {1, 3}
   assert min(map(min, passes.values())) > 0
-
-
-def test_rows_that_take_turns_are_continued_the_same_on_a_mesh():
-  jobs = [
-    pool_lib.Job(i, tuple(range(1, 4 + i)), (0.0, 1.0)[i % 2], 3 + i % 4)
-    for i in range(7)
-  ]
-
-  def run():
-    finished = []
-    pool = pool_lib.Pool(
-      target=specsample.Loaded(_MODEL, random_weights.params(_MODEL), None),
-      sampling=specsample.Sampling(),
-      stop=specsample.Stop(),
-      max_length=32,
-      batch_size=3,  # four parts divide neither this nor a group
-      group_size=2,
-      rounds=2,
-    )
-    pool.run(jobs, jax.random.key(0), finished.append, lambda _: False)
-    return finished
-
-  expected = run()
-  assert len(expected) == len(jobs)
-  with jax.set_mesh(sharding.make_mesh(4, 2)):
-    found = run()
-  for done, alone in zip(found, expected, strict=True):
-    assert (done.job, done.tokens) == (alone.job, alone.tokens)
-    np.testing.assert_allclose(
-      *(x.hidden.astype(np.float32) for x in (done, alone)), atol=0.05
-    )

@@ -38,17 +38,6 @@ def _step(state, frozen, batch=_BATCH, **settings):
   )
 
 
-def test_updates_are_scaled_without_another_executable():
-  whole, half = (step.init(_params(), _IS_TRAINED, _SGD) for _ in range(2))
-  scales = lambda factor: {'drafter': factor, 'target': 0.0}
-  whole, _ = _step(*whole, scales=scales(1.0))
-  count = step.train_step._cache_size()
-  half, _ = _step(*half, scales=scales(0.5))
-  assert step.train_step._cache_size() == count
-  moved = lambda state: np.asarray(state.trained['drafter']['u']) - 0.25
-  np.testing.assert_allclose(moved(half), 0.5 * moved(whole), rtol=1e-6)
-
-
 def test_is_a_step_down_the_gradient_of_what_is_trained():
   params = _params()
   state, frozen = step.init(params, _IS_TRAINED, _SGD)

@@ -8,7 +8,6 @@ import pytest
 
 from experiments.training_data import batches
 from experiments.training_data import dialogues
-from experiments.training_data import packing
 
 
 def _dialogue(size, *starts_and_ends):
@@ -16,9 +15,7 @@ def _dialogue(size, *starts_and_ends):
   bounds = [*starts_and_ends, size]
   answers = tuple(zip(bounds[::2], bounds[1::2], strict=True))
   tokens = np.arange(size, dtype=np.int32) + 100 * size
-  return dialogues.Dialogue(
-    tokens, answers, 0.0, dialogues.Source.SAMPLED, True, 0
-  )
+  return dialogues.Dialogue(tokens, answers, 0.0, dialogues.Source.SAMPLED, 0)
 
 
 _DIALOGUES = [
@@ -51,6 +48,30 @@ def test_an_epoch_has_every_example_once():
   # Another reader of the same data gets the same batch.
   again = dataclasses.replace(loader)[steps + 1]
   np.testing.assert_array_equal(again['tokens'], loader[steps + 1]['tokens'])
+
+
+def test_a_step_depends_on_the_seed_and_its_number_alone():
+  loader = batches.Batches(examples=_EXAMPLES, batch_size=4, sorted_batches=2)
+  first = lambda step, found=loader: found[step]['tokens'][:, 0].tolist()
+  in_order = [first(step) for step in range(20)]
+  again = dataclasses.replace(loader)
+  backwards = [first(step, again) for step in reversed(range(20))]
+  assert backwards == in_order[::-1]
+  other = dataclasses.replace(loader, seed=1)
+  assert [first(step, other) for step in range(20)] != in_order
+
+
+def test_a_batch_holds_examples_of_similar_length():
+  rng = np.random.default_rng(0)
+  sizes = rng.integers(5, 50, size=1000)
+  examples = [
+    batches.example(_dialogue(size, 1), {}, whole=True) for size in sizes
+  ]
+  loader = batches.Batches(examples=examples, batch_size=4)
+  spread = [
+    np.ptp(loader[step]['mask'].sum(axis=1)) for step in range(loader.per_epoch)
+  ]
+  assert np.mean(spread) < 3
 
 
 def test_a_batch_marks_the_answers():
@@ -191,11 +212,11 @@ def _read(batch):
 
 def test_dialogues_are_packed_first_fit():
   sizes = [3, 9, 2, 5, 4, 7]
-  assert packing.first_fit(sizes, 10) == [
+  assert batches.first_fit(sizes, 10) == [
     *[(1, 7), (0, 0), (3, 0), (2, 0), (2, 5), (1, 0)],
   ]
-  assert packing.first_fit([], 10) == []
+  assert batches.first_fit([], 10) == []
   with pytest.raises(
     ValueError, match='has 9 tokens, but a row has room for 8'
   ):
-    packing.first_fit(sizes, 8)
+    batches.first_fit(sizes, 8)

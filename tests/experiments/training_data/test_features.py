@@ -1,7 +1,5 @@
 """Whether the target's vectors are kept beside the data."""
 
-import dataclasses
-
 import jax
 import ml_dtypes
 import numpy as np
@@ -23,11 +21,10 @@ def _data(folder, sizes):
     answers=((1, size),),
     temperature=0.0,
     source=dialogues.Source.PROMPT,
-    ended=True,
     turn=0,
   )
   shards = [[of(size)] if size else [] for size in sizes]
-  return data_folder.Data(folder, None, shards, {})
+  return data_folder.Data(folder, {}, shards)
 
 
 def test_vectors_that_need_little_of_the_disk_are_kept(tmp_path):
@@ -67,8 +64,7 @@ def test_what_is_read_stays_on_the_disk_until_it_is_used(tmp_path):
   for number, (dialogue,) in enumerate(data.shards):
     shape = (dialogue.tokens.size, _MODEL.dim)
     hidden = np.full(shape, number, ml_dtypes.bfloat16)
-    shard = [dataclasses.replace(dialogue, hidden=hidden)]
-    features.write(tmp_path, number, shard)
+    np.save(features.path(tmp_path, number), hidden.view(np.uint16))
   found, num_tokens = features.read(data, _TARGET)
   assert num_tokens == 0
   for number, ((vectors,), (dialogue,)) in enumerate(

@@ -41,7 +41,14 @@ def test_a_period_is_a_loop(period):
   rng = np.random.default_rng(period)
   start = rng.integers(1000, size=50).tolist()
   assert not filters.loops(start)
-  assert filters.loops(start + start[:period] * (120 // period))
+  looping = start + start[:period] * (120 // period)
+  assert filters.loops(looping)
+  assert filters.loop(start) is None
+  size = filters.loop(looping)
+  assert 50 < size <= len(looping) and size % 8 == 0
+  assert filters.loops(looping[:size]) and not filters.loops(
+    looping[: size - 8]
+  )
 
 
 def test_a_text_that_repeats_little_is_none():

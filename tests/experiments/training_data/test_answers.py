@@ -9,10 +9,10 @@ import pytest
 import tokenizers
 
 from experiments.decoding import conversations
+from experiments.training_data import answers
+from experiments.training_data import chat
 from experiments.training_data import dialogues
 from experiments.training_data import filters
-from experiments.training_data import forced
-from experiments.training_data import limits
 from specsample import text as text_lib
 
 # An answer is rendered with its end.
@@ -50,22 +50,25 @@ def make(tokenizer):
   """A function that makes dialogues under a chat template and settings."""
 
   def of(*found, template=_TEMPLATE, by_target=True, known=(), **settings):
-    maker = forced.Forced(
-      limits=limits.Limits(
-        **{
-          'tokenizer': dataclasses.replace(tokenizer, chat_template=template),
-          'excluded': filters.Exclusion(['Who is excluded?']),
-          'max_prompt_tokens': 100,
-          'max_answer_tokens': 50,
-          'max_turns': 8,
-          'min_ascii_share': 0.0,
-        }
-        | {k: v for k, v in settings.items() if k != 'vocab_size'}
+    vocab_size = settings.pop('vocab_size', tokenizer.vocab_size)
+    defaults = {
+      'max_prompt_tokens': 100,
+      'max_answer_tokens': 50,
+      'max_turns': 8,
+      'min_ascii_share': 0.0,
+    }
+    return answers.make(
+      found,
+      limits=chat.Limits(
+        tokenizer=dataclasses.replace(tokenizer, chat_template=template),
+        excluded=filters.Exclusion(['Who is excluded?']),
+        **defaults | settings,
       ),
-      vocab_size=settings.get('vocab_size', tokenizer.vocab_size),
+      vocab_size=vocab_size,
       by_target=by_target,
+      known=set(known),
+      watch=lambda *_: None,
     )
-    return maker.make(found, set(known), lambda *_: None)
 
   return of
 
@@ -78,20 +81,20 @@ def _conversation(*messages, **more):
 
 def _texts(tokenizer, dialogue):
   decode = lambda ids: tokenizer.decode(ids, skip_special=False)
-  answers = [decode(dialogue.tokens[slice(*x)]) for x in dialogue.answers]
-  return decode(dialogue.tokens), answers
+  found = [decode(dialogue.tokens[slice(*x)]) for x in dialogue.answers]
+  return decode(dialogue.tokens), found
 
 
 def test_all_answers_of_a_conversation_are_in_one_dialogue(make, tokenizer):
   (found,), ends = make(_conversation(temperature=0.0))
-  text, answers = _texts(tokenizer, found)
+  text, texts = _texts(tokenizer, found)
   assert text == (
     'user: One?\nassistant: 1 = two<|end|>\n'
     'user: Three?\nassistant: four<|end|>'
   )
-  assert answers == ['1 = two<|end|>', 'four<|end|>']
+  assert texts == ['1 = two<|end|>', 'four<|end|>']
   assert ends == {'kept, with its end': 2}
-  assert (found.temperature, found.ended) == (0.0, True)
+  assert found.temperature == 0.0
   assert found.source == dialogues.Source.ENGINE
   assert found.turn == filters.digest('One?')
 
@@ -138,7 +141,6 @@ def test_whether_an_answer_has_its_end(make, tokenizer, what, ended):
   (found,), ends = make(_conversation(*messages, **what))
   _, (answer,) = _texts(tokenizer, found)
   assert answer == ('four<|end|>' if ended else 'four')
-  assert found.ended == ended
   assert ends == {'kept, with its end' if ended else 'kept, without its end': 1}
 
 
@@ -146,9 +148,9 @@ def test_an_answer_of_as_many_tokens_as_the_limit_has_no_end(make):
   messages = (('user', 'One?'), ('assistant', 'four'))
   answer = _conversation(*messages, num_tokens=5)
   (found,), _ = make(answer, max_answer_tokens=5)
-  assert (found.answer_tokens, found.ended) == (4, False)
+  assert found.answer_tokens == 4
   (found,), _ = make(answer, max_answer_tokens=6)
-  assert (found.answer_tokens, found.ended) == (5, True)
+  assert found.answer_tokens == 5
 
 
 def test_texts_of_others_are_never_greedy(make):
@@ -241,18 +243,13 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(make):
     make(_conversation(), vocab_size=20)
 
 
-def test_a_shard_keeps_several_answers(make, tmp_path):
+def test_a_shard_keeps_several_answers(make):
   made, _ = make(_conversation(), _conversation(('user', 'a'), _MESSAGES[1]))
-  path = tmp_path / 'shard.npz'
-  dialogues.write(path, {'number': 3, 'origin': {'first': 0}}, made)
-  found, header = dialogues.read(path, {'number': 3})
-  assert header['origin'] == {'first': 0}
+  found = dialogues.decode(dialogues.encode(made))
   assert [x.answers for x in found] == [x.answers for x in made]
   assert [len(x.answers) for x in found] == [2, 1]
   for one, other in zip(found, made, strict=True):
     np.testing.assert_array_equal(one.tokens, other.tokens)
+    assert (one.source, one.turn) == (other.source, other.turn)
     assert math.isnan(one.temperature)
-  dialogues.write(path, {'number': 3}, [])
-  assert dialogues.read(path, {'number': 3})[0] == []
-  with pytest.raises(ValueError, match='has another number'):
-    dialogues.read(path, {'number': 4})
+  assert dialogues.decode(dialogues.encode([])) == []

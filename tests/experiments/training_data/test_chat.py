@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import tokenizers
 
-from experiments.training_data import template
+from experiments.training_data import chat
 from specsample.text import tokenizer_files
 
 
@@ -15,11 +15,11 @@ def tokenizer(checkpoint):
 
 
 def test_around_a_turn_it_is_the_chat(tokenizer):
-  found = template.Template.of(tokenizer)
+  found = chat.Template.of(tokenizer)
   for turn in ('Why?', 'x'):
-    chat = tokenizer.encode_chat([{'role': 'user', 'content': turn}])
-    assert [*found.before, *tokenizer.encode(turn), *found.after] == chat
-    assert [*found.opened(tokenizer, turn), *found.after] == chat
+    rendered = tokenizer.encode_chat([{'role': 'user', 'content': turn}])
+    assert [*found.before, *tokenizer.encode(turn), *found.after] == rendered
+    assert [*found.opened(tokenizer, turn), *found.after] == rendered
 
 
 def test_control_tokens_of_the_template_are_tokens(tokenizer):
@@ -31,8 +31,8 @@ def test_control_tokens_of_the_template_are_tokens(tokenizer):
     chat_template='{{ messages[0].content | trim }}<|end|>a: ',
   )
   with pytest.raises(ValueError, match='with text before and after it'):
-    template.Template.of(with_end)
-  found = template.Template.of(
+    chat.Template.of(with_end)
+  found = chat.Template.of(
     dataclasses.replace(with_end, chat_template=f'u:{with_end.chat_template}')
   )
   assert tokenizer.decode(found.before) == 'u:'
@@ -42,9 +42,9 @@ def test_control_tokens_of_the_template_are_tokens(tokenizer):
 def test_a_turn_that_is_written_twice_has_no_place(tokenizer):
   twice = '{% for i in [1, 2] %}u:{{ messages[0].content }}\na:{% endfor %}'
   with pytest.raises(ValueError, match="does not write a user's turn once"):
-    template.Template.of(dataclasses.replace(tokenizer, chat_template=twice))
+    chat.Template.of(dataclasses.replace(tokenizer, chat_template=twice))
 
 
 def test_a_model_without_a_template_is_refused(tokenizer):
   with pytest.raises(ValueError, match='no chat template'):
-    template.Template.of(dataclasses.replace(tokenizer, chat_template=None))
+    chat.Template.of(dataclasses.replace(tokenizer, chat_template=None))

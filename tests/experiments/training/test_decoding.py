@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.training import decoding_check
+from experiments.training import held_out
 from experiments.training import training as training_lib
 import specsample
 from specsample import testing
@@ -30,25 +30,23 @@ _PROMPTS = [np.arange(i, i + 4 + i, dtype=np.int32) for i in range(7)]
 
 
 def test_prompts_are_spread_evenly_and_cut(training):
-  chosen = decoding_check.choose_prompts(training, _PROMPTS)
+  chosen = held_out.choose_prompts(training, _PROMPTS)
   assert chosen == [[0, 1, 2, 3], [3, 4, 5, 6, 7], [7, 8, 9, 10, 11]]
   many = dataclasses.replace(training, decoded_prompts=100)
-  assert len(decoding_check.choose_prompts(many, _PROMPTS)) == 7
+  assert len(held_out.choose_prompts(many, _PROMPTS)) == 7
   large = dataclasses.replace(training, decoded_prompt_tokens=501)
   with pytest.raises(ValueError, match='the target takes 512 tokens: lower'):
-    decoding_check.choose_prompts(large, _PROMPTS)
+    held_out.choose_prompts(large, _PROMPTS)
 
 
 def test_other_weights_are_no_other_executable(training, num_compiled):
   drafter = training.objective.drafter
   own = drafter.init_params(jax.random.key(0))
-  prompts = decoding_check.choose_prompts(training, _PROMPTS)
+  prompts = held_out.choose_prompts(training, _PROMPTS)
 
   def decode(own):
     params = {'target': training.target.params, 'drafter': own}
-    return decoding_check.decode(
-      decoding_check.setup(training, params), prompts
-    )
+    return held_out.decode(held_out.setup(training, params), prompts)
 
   first = decode(own)
   count = num_compiled()

@@ -1,12 +1,57 @@
-"""Limits on which user turns are answered, and on prompt and answer lengths."""
+"""What a chat template writes around turns, and which turns are answered."""
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 from experiments.training_data import filters
 from specsample import text as text_lib
 
 Messages = Sequence[tuple[str, str]]  # (role, content)
+# Text that no template contains.
+_PLACEHOLDER = 'Here7Stands3The5Turn'
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+  """The token ids around the only user turn of a chat.
+
+  Attributes:
+    before: everything before the turn; not empty.
+    after: everything between the turn and the answer; not empty.
+  """
+
+  before: tuple[int, ...]
+  after: tuple[int, ...]
+
+  @classmethod
+  def of(cls, tokenizer: text_lib.Tokenizer) -> 'Template':
+    """Derives `before` and `after` from the tokenizer's chat template."""
+    chat = tokenizer.chat([{'role': 'user', 'content': _PLACEHOLDER}])
+    parts = chat.split(_PLACEHOLDER)
+    if len(parts) != 2 or not all(parts):
+      raise ValueError(
+        "the chat template does not write a user's turn once, with text before "
+        'and after it: give the model another template'
+      )
+    before, after = (_encode(tokenizer, part) for part in parts)
+    return cls(before, after)
+
+  def opened(
+    self, tokenizer: text_lib.Tokenizer, words: str
+  ) -> tuple[int, ...]:
+    """Returns `before`, followed by the first words of the turn."""
+    return self.before + _encode(tokenizer, words)
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns the tokens as JSON."""
+    return {'before': list(self.before), 'after': list(self.after)}
+
+
+def _encode(tokenizer, text):
+  """Encodes a text without the tokenizer's BOS; control tokens are parsed."""
+  num_added = len(tokenizer.encode(''))
+  return tuple(tokenizer.encode(text, parse_special=True)[num_added:])
 
 
 class UnfitError(Exception):
@@ -36,7 +81,7 @@ class Limits:
   min_ascii_share: float
 
   def prompt(self, messages: Messages) -> list[int]:
-    """Returns the prompt for the answer to a user's turn, as tokens.
+    """Returns the tokens before the answer to a user's turn.
 
     Args:
       messages: the turn, after all earlier messages.
