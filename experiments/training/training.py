@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 import json
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import gin
 import jax
@@ -15,6 +15,7 @@ from experiments.training_data import chat
 import specsample
 from specsample import checks
 from specsample import drafters
+from specsample import settings as settings_lib
 from specsample import sharding
 from specsample.drafters import trainable
 from specsample.training import losses
@@ -42,94 +43,77 @@ _FREE = (
 )
 # Fields that hold the target, or a component that is listed separately.
 _ELSEWHERE = ('target', 'objective', 'drafter', 'model')
+_Steps = Annotated[int, settings_lib.at_least(0)]
+_INSIDE = settings_lib.rule(lambda x: 0 < x < 1, 'a number above 0 and below 1')
 
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Training:
+class Training(settings_lib.Settings):
   """The settings of a run with AdamW."""
 
   target: specsample.Loaded
   objective: objective_lib.Objective  # holds the drafter
   # The length of the run: epochs over all data, or tokens of answers; one of
   # the two is None. Both include the decay.
-  epochs: float | None = 4.0
-  answer_tokens: int | None = None
-  decay: float = 0.1  # share of the steps over which the rate falls to 0
-  batch_size: int = 8
+  epochs: settings_lib.Positive | None = 4.0
+  answer_tokens: settings_lib.Count | None = None
+  # The share of the steps over which the rate falls to 0.
+  decay: Annotated[float, _INSIDE] = 0.1
+  batch_size: settings_lib.Count = 8
   # The gradient is accumulated over this many parts of a batch, one after the
   # other, which takes less memory.
-  accumulation_steps: int = 1
-  max_length: int = 256  # of an example; longer ones are truncated
-  width_multiple: int = 32  # batch widths are multiples of it
+  accumulation_steps: settings_lib.Count = 1
+  # Longer examples are truncated.
+  max_length: settings_lib.Count = 256
+  width_multiple: settings_lib.Count = 32  # batch widths are multiples of it
   # The length of rows that hold several examples each, at least `max_length`;
   # None for one example per row.
-  packed_length: int | None = None
+  packed_length: settings_lib.Count | None = None
   # This many batches are sorted by length together, so that rows of one example
   # are alike; 1 for random batches, which packed rows fill as well.
-  sorted_batches: int = batches_lib.SORTED_BATCHES
+  sorted_batches: settings_lib.Count = batches_lib.SORTED_BATCHES
   seed: int = 0  # of the order, the initial weights and all sampling
   # A drafter, by the name or folder that `load_drafter` takes, with whose
   # weights the run begins; None for random ones. The number of drafts and the
   # drafted tokens may differ, and the kinds of block drafters.
   begin_with: str | None = None
-  learning_rate: float = 1e-3
-  warmup_steps: int = 100  # over which the rate rises
+  learning_rate: settings_lib.Positive = 1e-3
+  warmup_steps: _Steps = 100  # over which the rate rises
   weight_decay: float = 0.0
   b2: float = 0.99
-  clip_norm: float = 1.0  # largest norm of the gradient
+  clip_norm: settings_lib.Positive = 1.0  # largest norm of the gradient
   # Medusa-2: the target is trained too, at this rate, once the heads have been
   # trained for a while. None leaves the target and its distribution unchanged.
-  target_learning_rate: float | None = None
-  target_first_step: int = 1000  # the target's rate is 0 before, then warms up
+  target_learning_rate: settings_lib.Positive | None = None
+  target_first_step: _Steps = 1000  # its rate is 0 before, then warms up
   # Shards 0, n, 2 n, ... of each folder are held out. Evaluations use at most
   # this many greedy answers per folder.
   held_out_every: int = 16
-  held_out_answers: int = 256
+  held_out_answers: settings_lib.Count = 256
   # The decoding loop itself runs on this many held-out prompts at temperature
   # 0, each cut to its last `decoded_prompt_tokens` tokens.
-  decoded_prompts: int = 32
-  decoded_prompt_tokens: int = 128
-  decoded_new_tokens: int = 64
+  decoded_prompts: settings_lib.Count = 32
+  decoded_prompt_tokens: settings_lib.Count = 128
+  decoded_new_tokens: settings_lib.Count = 64
   # Whether the target's vectors are computed once and kept beside the data, if
   # the disk has room for them (`features.fit`); otherwise each step does it.
   cache_hidden: bool = True
   # DistillSpec: the share of steps on answers that the draft model writes.
-  on_policy_share: float = 0.0
-  on_policy_temperature: float = 1.0
-  report_every: int = 50  # steps between two lines of metrics
+  on_policy_share: settings_lib.Share = 0.0
+  on_policy_temperature: settings_lib.Positive = 1.0
+  report_every: settings_lib.Count = 50  # steps between two lines of metrics
   # Steps between two evaluations; there is one after the last step too.
-  evaluate_every: int = 500
+  evaluate_every: settings_lib.Count = 500
   checkpoint_seconds: float = 60.0
 
-  def __post_init__(self):
-    """Refuses invalid settings; the ValueError names one."""
+  def _check(self):
     if (self.epochs is None) == (self.answer_tokens is None):
       raise ValueError(
         f'Training.epochs is {self.epochs} and Training.answer_tokens is '
         f'{self.answer_tokens}: give one of them, and None for the other'
       )
     checks.seed('Training.seed', self.seed)
-    positive = (
-      *('batch_size', 'max_length', 'width_multiple', 'clip_norm'),
-      *('learning_rate', 'held_out_answers', 'report_every', 'evaluate_every'),
-      *('on_policy_temperature', 'decoded_prompts', 'decoded_prompt_tokens'),
-      *('decoded_new_tokens', 'sorted_batches', 'accumulation_steps'),
-    )
-    for name in positive:
-      above = getattr(self, name) > 0
-      checks.field(self, name, above, 'a number above 0')
-    for name in ('warmup_steps', 'target_first_step'):
-      checks.field(self, name, getattr(self, name) >= 0, '0 or more')
-    checks.shares(self, ('on_policy_share',))
-    is_inside = 0 < self.decay < 1
-    checks.field(self, 'decay', is_inside, 'a number above 0 and below 1')
-    for name in (
-      *('epochs', 'answer_tokens', 'target_learning_rate', 'packed_length'),
-    ):
-      value = getattr(self, name)
-      holds = value is None or value > 0
-      checks.field(self, name, holds, 'a number above 0, or None')
     if self.batch_size % self.accumulation_steps:
       raise ValueError(
         f'Training.batch_size is {self.batch_size} and accumulation_steps is '

@@ -25,6 +25,7 @@ from experiments.training_data.dialogues import Source
 import specsample
 from specsample import checks
 from specsample import sampling as sampling_lib
+from specsample import settings as settings_lib
 from specsample import StopReason
 
 # Called with the number of answer tokens so far, and what is under way.
@@ -49,7 +50,7 @@ class _Talk:
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Synthesis:
+class Synthesis(settings_lib.Settings):
   """A sampler of dialogues, shard by shard."""
 
   target: specsample.Loaded
@@ -60,31 +61,27 @@ class Synthesis:
   # `for_tokens` says. The first `prompts_per_shard` come from the file of
   # prompts while it lasts. If the two numbers are equal and there is a file, no
   # user turn is sampled, and the data end with the file.
-  user_turns: int = 768
+  user_turns: settings_lib.Count = 768
   prompts_per_shard: int = 256
   user_temperature: float = 1.0
   # First words for sampled user turns, and the share of turns that begin with
   # them.
   openings: Sequence[str] = ()
-  opened_share: float = 0.0
+  opened_share: settings_lib.Share = 0.0
   # The share of conversations whose answers are greedy. The others use one of
   # these temperatures.
-  greedy_share: float = 0.5
+  greedy_share: settings_lib.Share = 0.5
   temperatures: Sequence[float] = (0.4, 0.7, 1.0)
   # A conversation ends before a turn that makes the prompt longer than this.
   max_prompt_tokens: int = 512  # all before an answer, including the template
-  max_answer_tokens: int = 320
-  max_turns: int = 8  # of a conversation
+  max_answer_tokens: settings_lib.Count = 320
+  max_turns: settings_lib.Count = 8  # of a conversation
   # The least share of ASCII characters in a user turn: about 0.95 keeps English
   # text and code.
-  min_ascii_share: float = 0.0
-  batch_size: int = 64
+  min_ascii_share: settings_lib.Share = 0.0
+  batch_size: settings_lib.Count = 64
 
-  def __post_init__(self):
-    """Raises ValueError, naming the setting, if no dialogue could be made."""
-    positive = ('user_turns', 'max_answer_tokens', 'max_turns', 'batch_size')
-    checks.counts(self, positive)
-    checks.shares(self, ('greedy_share', 'opened_share', 'min_ascii_share'))
+  def _check(self):
     checks.field(
       self,
       'prompts_per_shard',

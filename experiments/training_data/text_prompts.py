@@ -12,11 +12,12 @@ from experiments.training_data import filters
 from experiments.training_data.dialogues import Dialogue
 import specsample
 from specsample import checks
+from specsample import settings
 
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Prompts:
+class Prompts(settings.Settings):
   """A maker of prompts that ask about texts.
 
   Each of `templates` has {text}, which stands for one to `max_answers` answers,
@@ -25,14 +26,13 @@ class Prompts:
 
   target: specsample.Loaded
   templates: Sequence[str]
-  max_answers: int = 2
+  max_answers: settings.Count = 2
   max_question_tokens: int = 32
   seed: int = 0
   # As `Training.held_out_every`: no prompt is about what training holds out.
   held_out_every: int = 16
 
-  def __post_init__(self):
-    """Raises ValueError, naming the setting, for settings that do not fit."""
+  def _check(self):
     if not self.templates:
       raise ValueError('Prompts.templates is empty: give at least one')
     checks.seed('Prompts.seed', self.seed)
@@ -47,7 +47,6 @@ class Prompts:
         ) from error
       if not has_text:
         raise ValueError(f'Prompts.templates has {template!r}: add {{text}}')
-    checks.counts(self, ('max_answers',))
 
   def make(
     self, dialogues: Sequence[Dialogue], count: int
