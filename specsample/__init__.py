@@ -11,6 +11,7 @@ from specsample.choosing.choice import Choice
 from specsample.constraint import Constraint
 from specsample.cost import chips
 from specsample.cost import work
+from specsample.drafter import Drafter
 from specsample.loading.drafter import load_drafter
 from specsample.loading.drafter import LoadedDrafter
 from specsample.loading.drafter import save_drafter
@@ -26,13 +27,13 @@ from specsample.loop.decode import generate
 from specsample.loop.decode import prefill
 from specsample.loop.decoder import Decoder
 from specsample.loop.request import pad_prompts
-from specsample.loop.rollout import rollout
-from specsample.loop.rollout import Rollouts
-from specsample.loop.stopping import Stop
 from specsample.loop.turns import extend
 from specsample.memory import store
 from specsample.memory.history import History
 from specsample.sampling import Sampling
+from specsample.stopping import Stop
+from specsample.training.rollout import rollout
+from specsample.training.rollout import Rollouts
 from specsample.types import Origin, Output, StopReason
 from specsample.vocabularies import slem
 from specsample.vocabularies.padding import match_vocabulary
@@ -44,6 +45,7 @@ __all__ = [
   'Choice',
   'Constraint',
   'Decoder',
+  'Drafter',
   'History',
   'Loaded',
   'LoadedDrafter',

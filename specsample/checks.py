@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from specsample.drafter import Drafter
 from specsample.settings import is_count as is_count  # noqa: PLC0414
-from specsample.types import Drafter, Params
+from specsample.types import Params
 
 
 def is_drafter(name: str, value: Any) -> None:
@@ -23,7 +24,7 @@ def is_drafter(name: str, value: Any) -> None:
   if not isinstance(value, Drafter):
     raise ValueError(
       f'{name} is {value!r}: give a drafter that derives from '
-      'specsample.types.Drafter, such as drafters.NoDraft()'
+      'specsample.Drafter, such as drafters.NoDraft()'
     )
   try:
     hash(value)

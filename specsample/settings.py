@@ -17,7 +17,7 @@ import dataclasses
 import math
 import operator
 import typing
-from typing import Annotated, Any
+from typing import Annotated, Any, TYPE_CHECKING
 
 # A rule raises ValueError unless a value, called by this name, follows it.
 Rule = Callable[[str, Any], None]
@@ -42,6 +42,25 @@ class Settings:
 
   def _check(self) -> None:
     """Raises ValueError unless the settings fit each other."""
+
+
+# `default` declares a property that a field of a subclass's dataclass may
+# replace. A real property would be taken for the field's default value.
+if TYPE_CHECKING:
+  default = property
+else:
+
+  class default:  # noqa: N801
+    def __init__(self, get):
+      self._get, self.__doc__ = get, get.__doc__
+
+    def __set_name__(self, owner, name):
+      self._name = name
+
+    def __get__(self, instance, owner):
+      if instance is None:
+        raise AttributeError(f'{owner.__name__} has no attribute {self._name}')
+      return self._get(instance)
 
 
 def _rules(annotation, value):

@@ -42,7 +42,7 @@ class Stats:
   def plain_rounds(self) -> float:
     """The share of rounds that drafted nothing; NaN if there was no round.
 
-    If the drafter has a width of 0 (`types.Drafter`), the target read one token
+    If the drafter has a width of 0 (`Drafter`), the target read one token
     in such a round, unless another row of the batch had a draft.
     """
     return self.proposed[0] / self.rounds if self.rounds else float('nan')

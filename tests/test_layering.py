@@ -16,6 +16,7 @@ _LAYERS = (
   ('loading', 'loop', 'memory', 'vocabularies'),
   ('settings',),
   ('types',),
+  ('drafter',),
   ('checks', 'cpu'),
   ('text.templates',),
   ('sharding', 'files', 'host', 'text.chat', 'cost.chips'),
@@ -42,21 +43,30 @@ _LAYERS = (
   ),
   ('loading.drafter', 'loading.published.pard', 'loading.store_files'),
   ('loading.export', 'loading.model_card'),
-  ('loop.stopping', 'loop.decoder'),
+  ('stopping', 'loop.decoder'),
   ('loop.emission', 'loop.passes'),
   ('loop.certified',),
   ('loop.request', 'loop.judging'),
   ('loop.initial', 'loop.step'),
   ('loop.decode', 'choosing.loops', 'choosing.estimates'),
   ('loop.refill', 'loop.turns', 'choosing.pass_times'),
-  ('loop.continuous', 'loop.rollout'),
+  ('loop.continuous',),
   ('training', 'vocabularies.slem', 'choosing'),
   ('testing',),
   ('',),  # specsample/__init__.py
 )
 # The loop works with any model, drafter and verifier, so it imports none.
 _LOOP_IMPORTS = {
-  *('types', 'checks', 'drafts', 'memory.history', 'indexing', 'sampling'),
+  *(
+    'types',
+    'checks',
+    'drafter',
+    'stopping',
+    'drafts',
+    'memory.history',
+    'indexing',
+    'sampling',
+  ),
   *('sharding', 'stats', 'streams'),
 }
 # The folders of experiments, from the bottom up. Each imports only lower ones;

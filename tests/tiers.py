@@ -252,7 +252,7 @@ NIGHTS = (
   Night(
     'loop/test_decode.py::test_log_probs*', but=('*0.0-chain]', '*0.0-tree]')
   ),
-  Night('loop/test_rollout.py::test_log_probs*', but=('*-sampling1]',)),
+  Night('training/test_rollout.py::test_log_probs*', but=('*-sampling1]',)),
   Night('loop/test_invalid_logits.py::*rejected*of int8]'),
   # Bugs whose statistic takes many rows, each beside one of its kind by day.
   Night('test_planted_bugs.py::*position shared with the residual*'),

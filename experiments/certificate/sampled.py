@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.certificate import sampled_cases
 from experiments.certificate.sampled_cases import Draw
-from specsample.loop.stopping import Stop
+from specsample.stopping import Stop
 from specsample.testing import acceptance
 from specsample.testing import chi_square
 from specsample.testing import conditional as conditional_lib

@@ -11,6 +11,7 @@ from specsample import drafters
 from specsample import policies
 from specsample import tree
 from specsample import verify
+from specsample.drafter import Drafter
 from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.testing import acceptance
@@ -25,7 +26,7 @@ from specsample.testing.conditional import Conditional
 from specsample.testing.hash_model import HashModel
 from specsample.testing.proposal import Proposal
 from specsample.testing.sample import Group
-from specsample.types import Drafter, DraftKind, Model, Params, Verifier
+from specsample.types import DraftKind, Model, Params, Verifier
 
 VERIFIERS: dict[str, Verifier] = {
   'chain': verify.chain,

@@ -18,9 +18,9 @@ from experiments.decoding import setup as setup_lib
 import specsample
 from specsample import indexing
 from specsample import sharding
+from specsample import stopping
 from specsample import text as text_lib
 from specsample.loop import step as step_lib
-from specsample.loop import stopping
 from specsample.types import DecodeState, Verifier
 from specsample.verify import rule
 

@@ -32,11 +32,12 @@ from experiments.reporting import rows as rows_lib
 from experiments.training import train_state
 import specsample
 from specsample import checks
+from specsample.drafter import Drafter
 from specsample.drafters import trainable
 from specsample.loading import card
 from specsample.training import objective as objective_lib
 from specsample.training import online
-from specsample.types import Drafter, Output
+from specsample.types import Output
 
 # Equal parts of a run that have a row each; fewer if there are fewer batches.
 _PARTS = 6

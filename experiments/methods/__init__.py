@@ -10,9 +10,10 @@ import gin
 import specsample
 from specsample import checks
 from specsample import tree as tree_lib
+from specsample.drafter import Drafter
 from specsample.drafters import steps
 from specsample.loading import card as card_lib
-from specsample.types import Drafter, DraftKind, Model, Params, Verifier
+from specsample.types import DraftKind, Model, Params, Verifier
 
 # The method that every speedup is measured against.
 BASELINE = 'autoregressive'

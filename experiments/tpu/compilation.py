@@ -23,17 +23,18 @@ import specsample
 from specsample import checks
 from specsample import files
 from specsample import sharding
+from specsample import stopping
 from specsample.cost import chips
+from specsample.drafter import Drafter
 from specsample.drafters import tli
 from specsample.drafters import trainable
 from specsample.drafters import wrapper
 from specsample.loop import decode
 from specsample.loop import request as request_lib
 from specsample.loop import step as step_lib
-from specsample.loop import stopping
 from specsample.models import int8
 from specsample.models import transformer
-from specsample.types import Drafter, Params, Verifier
+from specsample.types import Params, Verifier
 
 _GIB = 1 << 30
 # Finds how much memory a program needs (26.44G) in an error of the compiler.

@@ -16,9 +16,9 @@ from experiments.decoding import setup as setup_lib
 from experiments.training import held_out
 from specsample import drafters
 from specsample import sharding
+from specsample import stopping
 from specsample import tree
 from specsample.loop import step
-from specsample.loop import stopping
 
 _NUM_CHILDREN = 4  # of a node with children, in the tree that is counted
 # Nodes of a lattice's trees. `auto` considers no larger ones.

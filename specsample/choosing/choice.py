@@ -16,11 +16,12 @@ from specsample import policies
 from specsample import verify as verify_lib
 from specsample.choosing import estimates
 from specsample.choosing import round_costs
+from specsample.drafter import Drafter
 from specsample.loading import card as card_lib
 from specsample.loading import drafter as drafter_lib
 from specsample.loading import load
 from specsample.loading import store_files
-from specsample.types import Drafter, Params, Verifier
+from specsample.types import Params, Verifier
 
 # Lengths of remembered drafts, the share of rounds in which a row drafts, and
 # the acceptance rate of those drafts (1.8 of 7 are kept), from docs/memory.md.

@@ -10,10 +10,11 @@ from specsample import sampling as sampling_lib
 from specsample import sharding
 from specsample import verify
 from specsample.choosing import loops
+from specsample.drafter import Drafter
 from specsample.loop import initial
 from specsample.loop import request
 from specsample.loop.decoder import Decoder
-from specsample.types import Drafter, Model, Params
+from specsample.types import Model, Params
 
 
 def passes(

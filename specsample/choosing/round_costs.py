@@ -15,12 +15,13 @@ from specsample.choosing import estimates
 from specsample.choosing import measured_here
 from specsample.choosing import pass_times
 from specsample.choosing import tree_rounds
+from specsample.drafter import Drafter
 from specsample.drafters import dflash
 from specsample.drafters import heads
 from specsample.drafters import steps
 from specsample.loading import drafter as drafter_lib
 from specsample.loading import load
-from specsample.types import Drafter, Params
+from specsample.types import Params
 
 # Tokens per row in the timed passes, and in the cache before them.
 SIZES = (1, 2, 4, 5, 8, 16)

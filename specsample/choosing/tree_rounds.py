@@ -12,11 +12,12 @@ from specsample import sampling as sampling_lib
 from specsample import types
 from specsample import verify
 from specsample.choosing import loops
+from specsample.drafter import Drafter
 from specsample.drafters import adaptive
 from specsample.loop import decode
 from specsample.loop.decoder import Decoder
 from specsample.policies import policy
-from specsample.types import Array, Drafter, Model, Params
+from specsample.types import Array, Model, Params
 
 # Rounds in a compiled loop.
 ROUNDS = 4

@@ -259,7 +259,7 @@ def width_of(num_drafts: int, widths: Sequence[int]) -> int:
 
   Args:
     num_drafts: the drafts of the row that has the most in the batch.
-    widths: increasing numbers of drafts, as in `types.Drafter`.
+    widths: increasing numbers of drafts, as in `Drafter`.
 
   Raises:
     ValueError: no width holds that many drafts.

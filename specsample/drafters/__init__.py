@@ -1,4 +1,4 @@
-"""Drafting methods: frozen dataclasses that `types.Drafter` describes."""
+"""Drafting methods: frozen dataclasses that `Drafter` describes."""
 
 from specsample.drafters.adaptive import Adaptive
 from specsample.drafters.assistant import Assistant

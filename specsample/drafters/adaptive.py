@@ -205,7 +205,7 @@ class Adaptive(wrapper.Wrapper):
     )
 
   def pause(self, params, tokens, length, state):
-    """See `types.Drafter`; policies learn nothing from such a round."""
+    """See `Drafter`; policies learn nothing from such a round."""
     inner = self.drafter.pause(params, tokens, length, state.inner)
     drafted = jnp.full_like(state.drafted, -1)
     return dataclasses.replace(

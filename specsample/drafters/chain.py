@@ -52,7 +52,7 @@ class OverModel(steps.Steps):
     )
 
   def observe(self, params, tokens, count, output, verdict, state):
-    """See `types.Drafter`.
+    """See `Drafter`.
 
     A prompt's tokens go into the draft model's cache. After a round, entries of
     drafts that stayed are right. They may be another drafter's, so the tokens

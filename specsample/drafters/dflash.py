@@ -226,7 +226,7 @@ class DFlash(trainable.Trainable):
     return own.init_cache(batch_size, max_length, num_new)
 
   def observe(self, params, tokens, count, output, verdict, state):
-    """See `types.Drafter`: the features of the tokens become context.
+    """See `Drafter`: the features of the tokens become context.
 
     The rings of layers with a window have room for the window and a round.
     """

@@ -55,7 +55,7 @@ class DynamicTree(wrapper.Wrapper):
     return self.drafter.num_draft_tokens
 
   def init(self, params, batch_size, max_length):
-    """See `types.Drafter`: with room for extended nodes that are not kept."""
+    """See `Drafter`: with room for extended nodes that are not kept."""
     room = max(0, self.depth * self.width - self.num_draft_tokens)
     num_extended = (self.depth - 1) * self.width
     return self.drafter.init_tree(

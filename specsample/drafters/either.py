@@ -15,11 +15,12 @@ from specsample import indexing
 from specsample import settings
 from specsample import sharding
 from specsample import types
+from specsample.drafter import Drafter
 from specsample.drafters import adaptive
 from specsample.drafters import suffix
 from specsample.policies import fixed
 from specsample.policies import policy as policy_lib
-from specsample.types import Array, Draft, Drafter, DraftKind
+from specsample.types import Array, Draft, DraftKind
 
 
 @types.pytree

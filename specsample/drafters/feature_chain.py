@@ -66,7 +66,7 @@ class _Drafting:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureChain(trainable.Trainable, abc.ABC):
-  """The parts of `types.Drafter` that are the same for all networks.
+  """The parts of `Drafter` that are the same for all networks.
 
   A module of a network is called with rows of embeddings and features
   [B * T, D], followed by the other arguments of `decoder_layer.DecoderLayer`,
@@ -169,7 +169,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     )
 
   def observe(self, params, tokens, count, output, verdict, state):
-    """See `types.Drafter`: features of a round wait for the next one."""
+    """See `Drafter`: features of a round wait for the next one."""
     features = self._features(params, output, state)
     if verdict is None:
       return self._read(params, tokens, count, features, state)
@@ -313,7 +313,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     )
 
   def pause(self, params, tokens, length, state):
-    """See `types.Drafter`: entries wait while there is room for more.
+    """See `Drafter`: entries wait while there is room for more.
 
     A pass over the entries of several rounds costs as much as a pass over the
     entries of one.
@@ -343,7 +343,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return jax.lax.cond(is_full, make_entries, lambda state: state, state)
 
   def resume(self, params, tokens, length, state):
-    """See `types.Drafter`: leaves no more than `first` takes in."""
+    """See `Drafter`: leaves no more than `first` takes in."""
     if self.num_modules > 1:
       return state
     return self.pause(params, tokens, length, state)

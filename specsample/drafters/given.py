@@ -8,15 +8,9 @@ import numpy as np
 
 from specsample import sharding
 from specsample import types
+from specsample.drafter import Drafter
 from specsample.drafters import fields
-from specsample.types import (
-  Array,
-  ArrayLike,
-  DecodeState,
-  Draft,
-  Drafter,
-  DraftKind,
-)
+from specsample.types import Array, ArrayLike, DecodeState, Draft, DraftKind
 
 
 @types.pytree
@@ -38,7 +32,7 @@ class Given(Drafter):
 
   @property
   def widths(self) -> tuple[int, ...]:
-    """See `types.Drafter`: a round may be given no tokens."""
+    """See `Drafter`: a round may be given no tokens."""
     return (0, self.num_draft_tokens)
 
   def give(self, state: DecodeState, drafts: ArrayLike) -> DecodeState:
@@ -76,7 +70,7 @@ class Given(Drafter):
     return draft, self._nothing(tokens.shape[0])
 
   def pause(self, params, tokens, length, state):
-    """See `types.Drafter`: the given tokens were for this round."""
+    """See `Drafter`: the given tokens were for this round."""
     del params, length, state
     return self._nothing(tokens.shape[0])
 

@@ -115,7 +115,7 @@ def vocabulary(config: Any) -> vocabulary_lib.DraftVocabulary | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Heads(trainable.Trainable, abc.ABC):
-  """The parts of `types.Drafter` that all kinds of heads share.
+  """The parts of `Drafter` that all kinds of heads share.
 
   There is one head per draft token, K in all, each of `num_layers` layers. The
   network holds them as `heads`. With `own_unembedding` each head has an

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from specsample import drafts
 from specsample import settings
 from specsample import tree
+from specsample.drafter import Drafter
 from specsample.drafters import fields
-from specsample.types import Array, Draft, Drafter, DraftKind
+from specsample.types import Array, Draft, DraftKind
 
 # Suffixes are compared token by token in an unrolled loop.
 _LONGEST = 64
@@ -54,7 +55,7 @@ class Ngram(Drafter):
 
   @property
   def widths(self) -> tuple[int, ...]:
-    """See `types.Drafter`: most rounds draft nothing."""
+    """See `Drafter`: most rounds draft nothing."""
     return (0, self.num_draft_tokens)
 
   def propose(self, params, draw, warp, tokens, length, state):
@@ -92,7 +93,7 @@ class NgramTree(Drafter):
 
   @property
   def widths(self) -> tuple[int, ...]:
-    """See `types.Drafter`: most rounds draft nothing."""
+    """See `Drafter`: most rounds draft nothing."""
     return (0, self.num_draft_tokens)
 
   @property

@@ -8,7 +8,8 @@ import dataclasses
 import jax.numpy as jnp
 
 from specsample import sharding
-from specsample.types import Draft, Drafter, DraftKind
+from specsample.drafter import Drafter
+from specsample.types import Draft, DraftKind
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from specsample import drafts
 from specsample import sharding
 from specsample import types
+from specsample.drafter import Drafter
 from specsample.drafters import signals as signals_lib
 from specsample.types import (
   Array,
   Draft,
-  Drafter,
   DrafterState,
   DraftKind,
   Draw,
@@ -115,7 +115,7 @@ class Steps(Drafter):
     return logits
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: K tokens, each drawn after those before it."""
+    """See `Drafter`: K tokens, each drawn after those before it."""
     draft_one = self._drawn_by(params, draw, warp, length)
     num_drafts = self.num_draft_tokens
     logits, carry = self.first(params, tokens, length, state)
@@ -157,7 +157,7 @@ class Steps(Drafter):
     """Proposes like `propose`, but stops once no row goes on.
 
     Args:
-      params, draw, warp, tokens, length, state: see `types.Drafter.propose`.
+      params, draw, warp, tokens, length, state: see `Drafter.propose`.
       goes_on: takes a draft whose first i tokens are drawn; later tokens are
         -1, and their probs and signals are zeros. Returns which tokens stay,
         [B, K], and after which of them more may follow, [B, K]. Neither may

@@ -14,17 +14,11 @@ from specsample import settings
 from specsample import sharding
 from specsample import types
 from specsample import widths as widths_lib
+from specsample.drafter import Drafter
 from specsample.drafters import fields
 from specsample.drafters import ngram
 from specsample.memory import store as store_lib
-from specsample.types import (
-  Array,
-  Draft,
-  Drafter,
-  DraftKind,
-  Params,
-  Signals,
-)
+from specsample.types import Array, Draft, DraftKind, Params, Signals
 
 # How likely a draft token is kept: the logistic function of a constant, the log
 # of the number of matched tokens (earlier drafts included) and the log odds of
@@ -102,7 +96,7 @@ class Suffix(Drafter):
 
   @property
   def widths(self) -> tuple[int, ...]:
-    """See `types.Drafter`: 0, K, and the widths that `costs` favour."""
+    """See `Drafter`: 0, K, and the widths that `costs` favour."""
     return widths_lib.ladder(self.costs or (), self.num_draft_tokens)
 
   def with_store(self, params, name, store):
@@ -148,7 +142,7 @@ class Suffix(Drafter):
     )
 
   def pause(self, params, tokens, length, state):
-    """See `types.Drafter`: drafts that are not used are compared too."""
+    """See `Drafter`: drafts that are not used are compared too."""
     return self.propose(params, None, None, tokens, length, state)[1]
 
   def observe(self, params, tokens, count, output, verdict, state):

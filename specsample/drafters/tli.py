@@ -92,7 +92,7 @@ class TLI(steps.Steps):
     )
 
   def observe(self, params, tokens, count, output, verdict, state):
-    """See `types.Drafter`: feeds a prompt's pieces to the draft model.
+    """See `Drafter`: feeds a prompt's pieces to the draft model.
 
     What a round emitted is read from the text of the next one.
     """
@@ -125,14 +125,14 @@ class TLI(steps.Steps):
     return jnp.where(is_there, self._to_target(params, logits), -jnp.inf), state
 
   def pause(self, params, tokens, length, state):
-    """See `types.Drafter`: stores new tokens' pieces, to be fed later."""
+    """See `Drafter`: stores new tokens' pieces, to be fed later."""
     # At most the kept drafts and one more token are new.
     index = state.length[:, None] + jnp.arange(self._most_new)
     new = jnp.take_along_axis(tokens, index, axis=1, mode='clip')
     return self._append(params, new, length - state.length, state)
 
   def resume(self, params, tokens, length, state):
-    """See `types.Drafter`: `first` would feed only two pieces per pass."""
+    """See `Drafter`: `first` would feed only two pieces per pass."""
     state = self.pause(params, tokens, length, state)
     return self._feed(params, state, _CATCH_UP, leave=2)
 

@@ -3,41 +3,41 @@
 import dataclasses
 from typing import Any
 
-from specsample import types
-from specsample.types import Drafter
+from specsample import settings
+from specsample.drafter import Drafter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wrapper(Drafter):
   """A drafter that passes on to `drafter` whatever it does not override."""
 
-  drafter: Any  # a types.Drafter
+  drafter: Any  # a Drafter
 
-  @types.default
+  @settings.default
   def num_draft_tokens(self) -> int:
     return self.drafter.num_draft_tokens
 
-  @types.default
+  @settings.default
   def depth(self) -> int:
     return self.drafter.depth
 
-  @types.default
+  @settings.default
   def topology(self) -> Any:
     return self.drafter.topology
 
-  @types.default
+  @settings.default
   def feature_layers(self) -> tuple[int, ...]:
     return self.drafter.feature_layers
 
-  @types.default
+  @settings.default
   def vocab_size(self) -> int | None:
     return self.drafter.vocab_size
 
-  @types.default
+  @settings.default
   def reads_logits(self) -> bool:
     return self.drafter.reads_logits
 
-  @types.default
+  @settings.default
   def can_pause(self) -> bool:
     return self.drafter.can_pause
 

@@ -44,7 +44,7 @@ class LoadedDrafter:
   The card is empty if the library did not save the drafter.
   """
 
-  drafter: Any  # a `types.Drafter`; all but PARD are `trainable.Trainable`
+  drafter: Any  # a `Drafter`; all but PARD are `trainable.Trainable`
   params: Params = dataclasses.field(repr=False)
   card: dict[str, Any] = dataclasses.field(repr=False)
 

@@ -14,22 +14,15 @@ import numpy as np
 from specsample import checks
 from specsample import sampling as sampling_lib
 from specsample import sharding
+from specsample import stopping
+from specsample.drafter import Drafter
 from specsample.loop import refill
 from specsample.loop import request as request_lib
-from specsample.loop import stopping
 from specsample.loop.decoder import Decoder
-from specsample.loop.stopping import Stop
 from specsample.memory import history as history_lib
 from specsample.sampling import Sampling
-from specsample.types import (
-  Array,
-  ArrayLike,
-  Drafter,
-  Model,
-  Output,
-  Params,
-  Verifier,
-)
+from specsample.stopping import Stop
+from specsample.types import Array, ArrayLike, Model, Output, Params, Verifier
 
 
 def generate_all(

@@ -19,19 +19,19 @@ import numpy as np
 
 from specsample import checks
 from specsample import sharding
+from specsample import stopping
+from specsample.drafter import Drafter
 from specsample.loop import initial
 from specsample.loop import judging
 from specsample.loop import request as request_lib
 from specsample.loop import step
-from specsample.loop import stopping
 from specsample.loop.decoder import Decoder
-from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
+from specsample.stopping import Stop
 from specsample.types import (
   Array,
   ArrayLike,
   DecodeState,
-  Drafter,
   Model,
   Output,
   Params,

@@ -3,7 +3,8 @@
 import dataclasses
 
 from specsample import checks
-from specsample.types import Drafter, Model, Verifier
+from specsample.drafter import Drafter
+from specsample.types import Model, Verifier
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from specsample import drafts
 from specsample import sampling as sampling_lib
+from specsample import stopping
 from specsample import types
-from specsample.loop import stopping
 from specsample.types import (
   Array,
   DecodeState,

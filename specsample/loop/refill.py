@@ -29,8 +29,8 @@ from specsample.loop import decode
 from specsample.loop import initial
 from specsample.loop import request as request_lib
 from specsample.loop.decoder import Decoder
-from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
+from specsample.stopping import Stop
 from specsample.types import (
   Array,
   DecodeState,

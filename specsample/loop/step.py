@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 from specsample import drafts
 from specsample import sampling as sampling_lib
+from specsample import stopping
 from specsample import streams
 from specsample import types
 from specsample.loop import emission as emission_lib
 from specsample.loop import judging
 from specsample.loop import passes
-from specsample.loop import stopping
 from specsample.loop.decoder import Decoder
 from specsample.types import (
   Array,

@@ -13,7 +13,7 @@ import optax
 from specsample import drafters
 from specsample.loop import decode
 from specsample.loop.decoder import Decoder
-from specsample.loop.stopping import Stop
+from specsample.stopping import Stop
 from specsample.testing import sample as sample_lib
 from specsample.testing import tiny
 from specsample.testing import trained

@@ -17,6 +17,7 @@ import numpy as np
 
 from specsample import checks
 from specsample import sampling as sampling_lib
+from specsample.drafter import Drafter
 from specsample.drafters import NoDraft
 from specsample.loop import continuous
 from specsample.loop import decode
@@ -32,15 +33,7 @@ from specsample.testing import well_formed
 from specsample.testing.cases import Case
 from specsample.testing.sample import Group
 from specsample.testing.trained import Trained
-from specsample.types import (
-  Array,
-  Drafter,
-  DraftKind,
-  Model,
-  Output,
-  Params,
-  Verifier,
-)
+from specsample.types import Array, DraftKind, Model, Output, Params, Verifier
 
 # Buffers are as long as a number of chunks of this many tokens.
 _CHUNK = 128

@@ -12,6 +12,7 @@ from specsample import policies
 from specsample import tree
 from specsample.constraint import Automaton
 from specsample.constraint import Constraint
+from specsample.drafter import Drafter
 from specsample.policies.policy import Policy
 from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
@@ -25,7 +26,7 @@ from specsample.testing.hash_model import HashModel
 from specsample.testing.proposal import Cut
 from specsample.testing.proposal import Proposal
 from specsample.testing.trained import Trained
-from specsample.types import Drafter, DraftKind, Params
+from specsample.types import DraftKind, Params
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import sampling as sampling_lib
+from specsample.drafter import Drafter
 from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import precision
@@ -16,7 +17,7 @@ from specsample.testing.conditional import Conditional
 from specsample.testing.conditional import Warp
 from specsample.testing.proposal import Drafts
 from specsample.testing.proposal import Proposal
-from specsample.types import Array, Draft, Drafter, DraftKind, Model, Params
+from specsample.types import Array, Draft, DraftKind, Model, Params
 
 
 def from_drafter(

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specsample.drafter import Drafter
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import precision
-from specsample.types import Drafter, Model, Params, Verdict, Verifier
+from specsample.types import Model, Params, Verdict, Verifier
 
 
 def joint_law(

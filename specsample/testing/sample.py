@@ -10,8 +10,8 @@ import numpy as np
 
 from specsample.loop import decode
 from specsample.loop.decoder import Decoder
-from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
+from specsample.stopping import Stop
 from specsample.testing import chi_square
 from specsample.testing import conditional as conditional_lib
 from specsample.types import (

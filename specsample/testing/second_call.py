@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from specsample import drafters
+from specsample.drafter import Drafter
 from specsample.loop import decode
 from specsample.loop.decoder import Decoder
 from specsample.memory import history as history_lib
@@ -26,7 +27,7 @@ from specsample.testing import tiny
 from specsample.testing import trained
 from specsample.testing.sample import Group
 from specsample.testing.sample import Sample
-from specsample.types import Array, Drafter, DraftKind, Params
+from specsample.types import Array, DraftKind, Params
 
 MODEL = tiny.tiny_llama(vocab_size=2)
 SUFFIX = drafters.Suffix(num_draft_tokens=2, min_kept=0.0)

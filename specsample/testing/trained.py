@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import drafters
+from specsample.drafter import Drafter
 from specsample.memory import store as store_lib
 from specsample.testing import tiny
 from specsample.testing.hash_model import HashModel
-from specsample.types import Array, Drafter, Model, Params
+from specsample.types import Array, Model, Params
 from specsample.vocabularies import vocab_map
 
 

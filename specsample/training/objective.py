@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from specsample import indexing
 from specsample import settings
 from specsample import sharding
-from specsample import types
 from specsample.drafters import trainable
 from specsample.training import compared
 from specsample.training import losses
@@ -82,7 +81,7 @@ class Objective(settings.Settings, abc.ABC):
     given the tokens before it, is token t + 1 + i, and that token is learned.
     """
 
-  @types.default
+  @settings.default
   def target(self) -> Model:
     """The target, whose parameters are params['target']."""
     return self.drafter.model

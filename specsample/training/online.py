@@ -19,13 +19,13 @@ import optax
 
 from specsample import checks
 from specsample import settings
+from specsample import stopping
 from specsample import types
 from specsample.drafters import recording
 from specsample.loop import decode
-from specsample.loop import stopping
 from specsample.loop.decoder import Decoder
-from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
+from specsample.stopping import Stop
 from specsample.training import objective as objective_lib
 from specsample.training import step as step_lib
 from specsample.types import (

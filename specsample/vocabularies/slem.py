@@ -18,16 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import sharding
+from specsample import stopping
 from specsample import text
 from specsample.drafters import chain as chain_lib
 from specsample.drafters import given as given_lib
 from specsample.loading import load
 from specsample.loop import decode
 from specsample.loop import request as request_lib
-from specsample.loop import stopping
 from specsample.loop.decoder import Decoder
-from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
+from specsample.stopping import Stop
 from specsample.types import Array, ArrayLike, Output, Verifier
 
 # Draft-model tokens per pass: few in a round, many after a prompt.

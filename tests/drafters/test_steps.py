@@ -11,8 +11,8 @@ import specsample
 from specsample import drafters
 from specsample import policies
 from specsample import testing
-from specsample import types
 from specsample import verify
+from specsample.drafter import Drafter
 from specsample.drafters import steps
 from specsample.drafters import wrapper
 from specsample.loop.decoder import Decoder
@@ -26,7 +26,7 @@ _TREE = drafters.NgramTree(num_branches=2, depth=3, min_ngram=1)
 class _Says(wrapper.Wrapper):
   """A drafter that declares other sizes than those of its drafts."""
 
-  drafter: types.Drafter
+  drafter: Drafter
   depth: int
   num_draft_tokens: int
 

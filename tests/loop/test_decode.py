@@ -16,6 +16,7 @@ from specsample import testing
 from specsample import tree
 from specsample import types
 from specsample import verify
+from specsample.drafter import Drafter
 from specsample.loop import decode
 from specsample.loop.decoder import Decoder
 from specsample.testing import hash_model
@@ -148,7 +149,7 @@ def test_models_context_is_a_limit():
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Given(types.Drafter):
+class Given(Drafter):
   """Drafts the same tokens every round, as a point mass."""
 
   tokens: tuple[int, ...]

@@ -14,13 +14,14 @@ from specsample import drafters
 from specsample import testing
 from specsample import tree
 from specsample import verify
+from specsample.drafter import Drafter
 from specsample.drafters import fields
 from specsample.loop import decode
 from specsample.loop import turns
 from specsample.loop.decoder import Decoder
 from specsample.models import gated_delta
 from specsample.models import replicated
-from specsample.types import Draft, Drafter, DraftKind
+from specsample.types import Draft, DraftKind
 
 _LLAMA = testing.tiny_llama(vocab_size=24, num_layers=3, max_length=512)
 _MODEL = dataclasses.replace(
@@ -60,7 +61,7 @@ class _Oracle(Drafter):
   num_draft_tokens: int = _K
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`."""
+    """See `Drafter`."""
     del params, draw, warp, tokens
     places = length[:, None] + jnp.arange(_K)
     text = jnp.asarray(self.text)

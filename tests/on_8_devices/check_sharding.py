@@ -13,9 +13,9 @@ import specsample
 from specsample import drafters
 from specsample import indexing
 from specsample import sharding
+from specsample import stopping
 from specsample import verify
 from specsample.loop import decode
-from specsample.loop import stopping
 from specsample.models import gated_delta
 from specsample.models import replicated
 from specsample.models import transformer

@@ -11,11 +11,11 @@ import specsample
 from specsample import drafters
 from specsample import policies
 from specsample import sharding
+from specsample import stopping
 from specsample import testing
 from specsample import tree
 from specsample import verify
 from specsample.loop import decode
-from specsample.loop import stopping
 from specsample.models import transformer
 from specsample.testing import trained
 from specsample.types import DraftKind

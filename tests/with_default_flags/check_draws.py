@@ -35,7 +35,7 @@ def test_compiled_loop_follows_the_target(name):
 class _Watched(wrapper.Wrapper):
   """A drafter that records what its draws are given, and what it returns."""
 
-  drafter: specsample.types.Drafter
+  drafter: specsample.Drafter
   drawn: list = dataclasses.field(compare=False, hash=False)
   returned: list = dataclasses.field(compare=False, hash=False)
 

@@ -17,12 +17,13 @@ import numpy as np
 from specsample import drafters
 from specsample import sampling as sampling_lib
 from specsample import verify
+from specsample.drafter import Drafter
 from specsample.loop import decode
 from specsample.loop import passes
 from specsample.loop import step
 from specsample.loop.decoder import Decoder
-from specsample.loop.stopping import Stop
 from specsample.sampling import Sampling
+from specsample.stopping import Stop
 from specsample.testing import acceptance
 from specsample.testing import cases
 from specsample.testing import conditional as conditional_lib
@@ -41,7 +42,7 @@ from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
 from specsample.testing.trained import Trained
 from specsample.tree import Topology
-from specsample.types import Drafter, DraftKind, Model, Params, Verifier
+from specsample.types import DraftKind, Model, Params, Verifier
 
 PLAIN = Sampling(temperature=1.0)
 MODEL = HashModel(vocab_size=3)

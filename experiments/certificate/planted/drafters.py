@@ -11,6 +11,7 @@ from experiments.certificate.planted import loop
 from specsample import drafts
 from specsample import sampling as sampling_lib
 from specsample import types
+from specsample.drafter import Drafter
 from specsample.drafters import dflash
 from specsample.drafters import dflash_network
 from specsample.drafters import wrapper
@@ -29,7 +30,7 @@ _LEAST = 0.5
 class Wrapper(wrapper.Wrapper):
   """A drafter that forwards everything; each mistake is an override."""
 
-  drafter: Any  # a types.Drafter
+  drafter: Any  # a Drafter
 
   def propose(self, params, draw, warp, tokens, length, state) -> Any:
     return self.drafter.propose(params, draw, warp, tokens, length, state)
@@ -360,7 +361,7 @@ class ForgetsLastAccepted(Wrapper):
     return dataclasses.replace(state, missing=missing)
 
 
-def one_layer_off(drafter: Any) -> types.Drafter:
+def one_layer_off(drafter: Any) -> Drafter:
   """Returns a drafter that reads the features of the layers one below."""
   layers = tuple(layer - 1 for layer in drafter.feature_layers)
   return dataclasses.replace(drafter, feature_layers=layers)
@@ -380,7 +381,7 @@ class _SeesOneEntryMore(dflash.DFlash):
       return super().vectors(params, first, start, context, begin)
 
 
-def sees_one_entry_more(drafter: Any) -> types.Drafter:
+def sees_one_entry_more(drafter: Any) -> Drafter:
   """Returns a `DFlash` whose block sees a token that was rejected."""
   return _SeesOneEntryMore(**vars(drafter))
 

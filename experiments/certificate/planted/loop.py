@@ -16,8 +16,8 @@ import numpy as np
 
 from specsample import drafts
 from specsample import sampling as sampling_lib
+from specsample import stopping
 from specsample import streams
-from specsample.loop import stopping
 from specsample.testing.hash_model import HashModel
 from specsample.types import StopReason
 

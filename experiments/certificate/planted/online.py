@@ -9,12 +9,13 @@ from experiments.certificate.planted import detectors
 from experiments.certificate.planted import drafters
 from experiments.certificate.planted.detectors import Reading
 from specsample import verify
+from specsample.drafter import Drafter
 from specsample.loop.decoder import Decoder
 from specsample.testing import adapting
 from specsample.testing import sample as sample_lib
 from specsample.testing.sample import Group
 from specsample.training import online
-from specsample.types import Drafter, Params
+from specsample.types import Params
 
 _GROUPS = (Group((1, 0, 1), detectors.PLAIN),)
 _NUM_TOKENS = 5

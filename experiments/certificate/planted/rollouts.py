@@ -14,8 +14,8 @@ from experiments.certificate.planted.detectors import Reading
 import specsample
 from specsample import types
 from specsample import verify
+from specsample.drafter import Drafter
 from specsample.loop.decoder import Decoder
-from specsample.loop.rollout import Rollouts
 from specsample.testing import cases as cases_lib
 from specsample.testing import conditional
 from specsample.testing import enumerate as enumerate_lib
@@ -24,7 +24,8 @@ from specsample.testing import sample as sample_lib
 from specsample.testing import second_call
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
-from specsample.types import Drafter, DraftKind
+from specsample.training.rollout import Rollouts
+from specsample.types import DraftKind
 
 _NUM_TOKENS = 4
 _NUM_ROWS = 4096

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from experiments.certificate.planted import drafters
 from specsample import drafts
-from specsample import types
 from specsample import verify
+from specsample.drafter import Drafter
 from specsample.drafters import lattice as lattice_lib
 from specsample.drafters import LatticeTree
 from specsample.testing.hash_model import HashModel
@@ -103,7 +103,7 @@ def beam_as_sample(topology, draft):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Independent(types.Drafter):
+class _Independent(Drafter):
   """A drafter of two of three tokens, each drawn without seeing the other."""
 
   num_draft_tokens: int = 2
@@ -123,7 +123,7 @@ class _Independent(types.Drafter):
     )
 
   def propose(self, params, draw, warp, tokens, length, state):
-    """See `types.Drafter`: the best chain."""
+    """See `Drafter`: the best chain."""
     chain = LatticeTree(drafter=self, num_draft_tokens=2, candidates=1)
     return chain.propose(params, draw, warp, tokens, length, state)
 

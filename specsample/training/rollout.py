@@ -17,15 +17,16 @@ import numpy as np
 from specsample import checks
 from specsample import indexing
 from specsample import sharding
+from specsample import stopping
 from specsample import types
+from specsample.drafter import Drafter
 from specsample.loop import continuous
 from specsample.loop import refill
-from specsample.loop import stopping
 from specsample.loop.decoder import Decoder
-from specsample.loop.stopping import Stop
 from specsample.memory import history as history_lib
 from specsample.sampling import Sampling
-from specsample.types import Array, ArrayLike, Drafter, Model, Params, Verifier
+from specsample.stopping import Stop
+from specsample.types import Array, ArrayLike, Model, Params, Verifier
 
 
 @types.pytree
