@@ -149,7 +149,6 @@ def prefill(
   sampling: Sampling,
   max_new_tokens: ArrayLike | int,
   max_length: int | None = None,
-  slots: int | None = None,
   log_probs: bool = True,
 ) -> DecodeState:
   """Prefills the prompts chunk by chunk; takes the arguments of `generate`.
@@ -157,10 +156,6 @@ def prefill(
   To refill a row of a running batch, prefill a batch of one with the same
   `max_length` (given explicitly, not the default) and write its leaves over
   that row's, as `refill` does.
-
-  `slots` makes the buffers smaller than `max_length` needs. They must hold the
-  prompts in whole chunks, and the caller must enlarge them before a row fills
-  them, as `refill` does.
 
   Raises:
     ValueError: as in `generate`; nothing has been compiled yet.
@@ -175,7 +170,6 @@ def prefill(
     sampling=sampling,
     max_new_tokens=max_new_tokens,
     max_length=max_length,
-    slots=slots,
     log_probs=log_probs,
   )
   check_rule(decoder, params, request)

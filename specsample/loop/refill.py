@@ -3,11 +3,9 @@
 Finished rows are read out, and the next prompts are prefilled on their own and
 written over them (Yu et al., Orca, OSDI 2022).
 
-By default every shape is fixed: there is one executable of the loop, one that
-writes rows, and at most four of the prefill, one for each chunk size. A batch
-can also adapt to its rows: its buffers grow with the longest row, so that
-attention reads no more than that, and the number of rows shrinks once no
-prompts are waiting. Each size is then compiled.
+Shapes are fixed: there is one executable of the loop, one that writes rows, and
+at most four of the prefill, one for each chunk size. The number of rows can
+shrink once no prompts are waiting; each number is then compiled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -57,19 +55,16 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Finished:
-  """A job that is done, or that `is_over` ended."""
+  """A job that is done."""
 
   job: Job
-  # [1, ...], on the host; its stop_reason is RUNNING if `is_over` ended it.
-  output: Output
+  output: Output  # [1, ...], on the host
   state: DecodeState  # the batch's; donated when the next job is asked for
   row: int  # the job's row in the state
 
 
 # Returns at most this many next jobs; none if no job is waiting now.
 Take = Callable[[int], Sequence[Job]]
-# Whether a continuation can end early, given its tokens so far.
-IsOver = Callable[[Sequence[int]], bool]
 # Returns the parameters to continue with after a job, of the same shapes.
 Learn = Callable[[Params, Finished], Params]
 
@@ -87,23 +82,10 @@ class Batch(settings.Settings):
   # Prompts are padded to at least this many tokens, so that one prefill serves
   # all. None: there is one for each of at most four widths.
   prompt_width: settings.Count | None = None
-  rounds: settings.Count | None = (
-    None  # at most, between two checks of the rows
-  )
-  # Buffers have the smallest multiple of this many slots that holds the rows
-  # until the next check (so `rounds` must be set). None: room for `max_length`.
-  slot_step: settings.Count | None = None
   # Once no jobs are waiting, the batch is halved as rows finish, down to this
   # many rows or a group of them. None: its size does not change.
   fewest_rows: settings.Count | None = None
   log_probs: bool = True  # whether they are computed
-
-  def _check(self):
-    if self.slot_step is not None and self.rounds is None:
-      raise ValueError(
-        f'slot_step is {self.slot_step} but rounds is None: set rounds, so '
-        'that buffers can grow before a row fills them'
-      )
 
   def check(self, params: Params, key: Array, jobs: Sequence[Job]) -> None:
     """Runs the checks of `decode.generate`; names a prompt by its job's index.
@@ -127,7 +109,6 @@ class Batch(settings.Settings):
     params: Params,
     key: Array,
     take: Take,
-    is_over: IsOver = lambda tokens: False,
     learn: Learn = lambda params, done: params,
   ) -> Iterator[Finished]:
     """Continues jobs until none is left, yielding each when it is done.
@@ -136,22 +117,19 @@ class Batch(settings.Settings):
     were yielded, so it may return jobs that were made from their results.
     """
     running: dict[int, Job] = {}
-    lengths: dict[int, int] = {}  # of the running rows, prompts included
     num_rows = self.batch_size
-    state, sizes, latest = None, _Sizes({}), None
+    state: DecodeState | None = None
+    latest: _Prefilled | None = None
     while True:
       free = [row for row in range(num_rows) if row not in running]
       while len(free) >= self._group and (jobs := take(self._group)):
         if state is None:
-          sizes = self._sizes(params, key, jobs[0].sampling)
-          request = self._request(params, key, jobs[0].sampling, sizes.first)
+          request = self._request(params, key, jobs[0].sampling)
           state = _empty(self.decoder, params, request)
         rows, free = free[: len(jobs)], free[len(jobs) :]
         running |= dict(zip(rows, jobs, strict=True))
-        lengths |= {row: len(running[row].prompt) for row in rows}
-        latest = self._prefilled(params, key, jobs, sizes, latest)
+        latest = self._prefilled(params, key, jobs, latest)
         fresh = latest.state
-        state = sizes.grown(state, fresh.tokens.shape[1])
         state = _replace(state, fresh, _places(rows, fresh))
       if state is None or not running:
         return
@@ -160,27 +138,23 @@ class Batch(settings.Settings):
         if len(kept) < num_rows:
           state = _keep_rows(state, np.asarray(kept, np.int32))
           running = {kept.index(row): job for row, job in running.items()}
-          lengths = {kept.index(row): size for row, size in lengths.items()}
           num_rows = len(kept)
           free = [row for row in range(num_rows) if row not in running]
-      state = sizes.grown(state, self._after_rounds(max(lengths.values())))
       state = decode.advance(
         self.decoder,
         params,
         state,
         stop=self.stop,
-        max_rounds=np.int32(self._most_rounds),
+        # Every round emits at least one token per running row.
+        max_rounds=np.int32(self.max_length),
         max_finished=np.int32(max(1, self._group - len(free))),
       )
       output = jax.device_get(
         decode.finish(state, max_new_tokens=self.max_new_tokens)
       )
       for row, job in sorted(running.items()):
-        length = output.lengths[row]
-        lengths[row] = len(job.prompt) + int(length)
-        done = output.stop_reason[row] != StopReason.RUNNING
-        if done or is_over(output.tokens[row, :length].tolist()):
-          del running[row], lengths[row]
+        if output.stop_reason[row] != StopReason.RUNNING:
+          del running[row]
           done_now = Finished(job, _row(output, row, job), state, row)
           params = learn(params, done_now)
           yield done_now
@@ -188,33 +162,6 @@ class Batch(settings.Settings):
   @property
   def _group(self) -> int:
     return min(self.group_size, self.batch_size)
-
-  def _after_rounds(self, length: int) -> int:
-    """Returns the slots that a row of `length` may need by the next check."""
-    return length + self.decoder.round_tokens * (self._most_rounds + 1)
-
-  @property
-  def _most_rounds(self) -> int:
-    # Every round emits at least one token per running row.
-    return self.max_length if self.rounds is None else self.rounds
-
-  def _sizes(self, params, key, sampling) -> '_Sizes':
-    last = self._request(params, key, sampling).tokens.shape[1]
-    if self.slot_step is None:
-      return _Sizes({last: None})  # a state of the only size never grows
-    shapes = lambda slots: jax.eval_shape(
-      functools.partial(initial.state, self.decoder),
-      params,
-      self._request(params, key, sampling, slots),
-    )
-    sizes = (*range(self.slot_step, last, self.slot_step), last)
-    found = {size: shapes(size) for size in sizes}
-    # A layer with a window is a ring at some sizes and a plain buffer at other
-    # sizes. Only the sizes with the layout of the largest can grow into it.
-    like = jax.tree.structure(found[last])
-    return _Sizes(
-      {k: v for k, v in found.items() if jax.tree.structure(v) in (like,)}
-    )
 
   def _fewer_rows(self, num_rows: int, running: dict[int, Job]) -> list[int]:
     """Returns the rows to keep: all, or the running ones and some padding."""
@@ -228,7 +175,7 @@ class Batch(settings.Settings):
     others = [row for row in range(self.batch_size) if row not in running]
     return sorted(running) + others[: num_rows - len(running)]
 
-  def _request(self, params, key, sampling, slots=None) -> request_lib.Request:
+  def _request(self, params, key, sampling) -> request_lib.Request:
     """Returns a request of placeholder rows, which will be overwritten."""
     return request_lib.check(
       self.decoder,
@@ -239,12 +186,11 @@ class Batch(settings.Settings):
       sampling=sampling,
       max_new_tokens=1,
       max_length=self.max_length,
-      slots=slots,
       log_probs=self.log_probs,
     )
 
   def _prefilled(
-    self, params, key, jobs, sizes: '_Sizes', latest: '_Prefilled | None'
+    self, params, key, jobs, latest: '_Prefilled | None'
   ) -> '_Prefilled':
     """Prefills a group, or reuses the latest one if it has the same texts."""
     # Groups of any size are padded to one shape.
@@ -252,18 +198,16 @@ class Batch(settings.Settings):
     if latest is not None and latest.is_of(params, jobs):
       state = _renumbered(latest.state, key, [job.request_id for job in jobs])
     else:
-      state = self._prefill(params, key, jobs, sizes)
+      state = self._prefill(params, key, jobs)
     return _Prefilled(params, jobs, state)
 
-  def _prefill(self, params, key, jobs, sizes: '_Sizes') -> DecodeState:
+  def _prefill(self, params, key, jobs) -> DecodeState:
     longest = max(self.prompt_width or 0, *(len(job.prompt) for job in jobs))
     columns = longest if self.prompt_width else width(longest)
     prompts = np.zeros((len(jobs), columns), np.int32)
     for prompt, job in zip(prompts, jobs, strict=True):
       prompt[: len(job.prompt)] = job.prompt
     stack = lambda *values: np.stack(values)
-    chunk = min(request_lib.PREFILL_CHUNK, prompts.shape[1])
-    fed = -(-longest // chunk) * chunk + self.decoder.round_tokens
     return decode.prefill(
       self.decoder,
       params,
@@ -274,41 +218,8 @@ class Batch(settings.Settings):
       sampling=jax.tree.map(stack, *[job.sampling for job in jobs]),
       max_new_tokens=np.asarray([job.max_new_tokens for job in jobs]),
       max_length=self.max_length,
-      slots=sizes.holding_doubled(fed),
       log_probs=self.log_probs,
     )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Sizes:
-  """The numbers of slots that a state may have, and its shapes for each."""
-
-  shapes: dict[int, Any]  # slots, ascending, to a state of shapes
-
-  @property
-  def first(self) -> int:
-    """The smallest number of slots."""
-    return next(iter(self.shapes))
-
-  def holding(self, length: int) -> int:
-    """Returns the smallest size that holds `length` tokens, or the largest."""
-    return next((x for x in self.shapes if x >= length), max(self.shapes))
-
-  def holding_doubled(self, length: int) -> int:
-    """Rounds up to `first` times a power of two, then like `holding`."""
-    size = self.first
-    while size < length:
-      size *= 2
-    return self.holding(size)
-
-  def grown(self, state: DecodeState, length: int) -> DecodeState:
-    """Returns the state with slots for rows of this length, or as it is."""
-    size = self.holding(length)
-    if size <= state.tokens.shape[1]:
-      return state
-    leaves = jax.tree.leaves(self.shapes[size])
-    batch = state.length.shape
-    return _resize(state, shapes=tuple(batch + x.shape[1:] for x in leaves))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -381,29 +292,9 @@ def _empty(decoder, params, request) -> DecodeState:
 
 @functools.partial(jax.jit, donate_argnames=('state',))
 def _replace(state: DecodeState, fresh: DecodeState, places: Any):
-  """Writes the rows of `fresh` over the rows with the numbers in `places`.
-
-  Slots that `fresh` does not have become 0: a row reads no slot that it has not
-  written.
-  """
-  fit = lambda old, new: _fit(new, new.shape[:1] + old.shape[1:])
-  write = lambda old, new: sharding.write_rows(old, places, fit(old, new))
+  """Writes the rows of `fresh` over the rows with the numbers in `places`."""
+  write = lambda old, new: sharding.write_rows(old, places, new)
   return jax.tree.map(write, state, fresh)
-
-
-@functools.partial(jax.jit, static_argnames=('shapes',))
-def _resize(state: DecodeState, *, shapes: tuple) -> DecodeState:
-  """Returns the state with leaves of these shapes."""
-  leaves, structure = jax.tree.flatten(state)
-  resized = [_fit(x, shape) for x, shape in zip(leaves, shapes, strict=True)]
-  return jax.tree.unflatten(structure, resized)
-
-
-def _fit(x: Array, shape: tuple[int, ...]) -> Array:
-  """Pads x with zeros at the end of its axes, up to `shape`."""
-  if x.shape == shape:
-    return x
-  return jnp.pad(x, [(0, n - m) for n, m in zip(shape, x.shape, strict=True)])
 
 
 @jax.jit

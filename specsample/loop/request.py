@@ -88,14 +88,11 @@ def check(
   sampling: Sampling,
   max_new_tokens: Any,
   max_length: int | None,
-  slots: int | None = None,
   log_probs: bool = True,
 ) -> Request:
   """Checks the arguments of `decode.generate` and moves them to the device.
 
-  For traced arguments, only shapes and dtypes are checked. `slots` is the size
-  of the buffers if they should be smaller than `max_length` needs; see
-  `decode.prefill`.
+  For traced arguments, only shapes and dtypes are checked.
   """
   model = decoder.model
   _check_precision()
@@ -128,17 +125,12 @@ def check(
     longest = capacity
   # Room for one round after the last kept token, and for whole chunks.
   chunk_ends = -(-longest // PREFILL_CHUNK) * PREFILL_CHUNK
-  all_slots = max(capacity + decoder.round_tokens, chunk_ends)
-  all_slots = -(-all_slots // _SLOT_MULTIPLE) * _SLOT_MULTIPLE
-  slots = (
-    all_slots if slots is None else min(checks.count('slots', slots), all_slots)
-  )
+  slots = max(capacity + decoder.round_tokens, chunk_ends)
+  slots = -(-slots // _SLOT_MULTIPLE) * _SLOT_MULTIPLE
   # Weights that are stored in a form of their own may ask for fewer tokens.
   says_chunk = lambda x: hasattr(x, 'prefill_chunk')
   stored = filter(says_chunk, jax.tree.leaves(params, is_leaf=says_chunk))
   chunk = min(PREFILL_CHUNK, width, *(x.prefill_chunk for x in stored))
-  if slots < chunk:
-    raise ValueError(f'slots is {slots}: give at least {chunk}, for a chunk')
 
   xp = _namespace((prompts, lengths))
   if xp is np:

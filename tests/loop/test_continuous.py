@@ -204,7 +204,6 @@ def _run_batch(model, drafter, params, **sizes):
     max_length=192,
     max_new_tokens=20,
     group_size=2,
-    rounds=2,
     **sizes,
   )
   waiting = iter(
@@ -227,23 +226,19 @@ def _run_batch(model, drafter, params, **sizes):
 
 
 @pytest.mark.parametrize(
-  'model, params, drafter, smallest',
+  'model, params, drafter',
   [
-    (TARGET, PARAMS, CHAIN, 128),
-    # A ring has room for its window and a chunk; a smaller buffer isn't a ring.
-    (WINDOWED, {'target': WINDOWED.init(jax.random.key(0))}, NGRAM, 144),
+    (TARGET, PARAMS, CHAIN),
+    (WINDOWED, {'target': WINDOWED.init(jax.random.key(0))}, NGRAM),
   ],
 )
-def test_buffers_and_batch_follow_the_rows(model, params, drafter, smallest):
+def test_the_batch_shrinks_with_its_rows(model, params, drafter):
   plain, shapes = _run_batch(model, drafter, params)
   assert len(set(shapes)) == 1
-  found, shapes = _run_batch(
-    model, drafter, params, slot_step=16, fewest_rows=2
-  )
+  found, shapes = _run_batch(model, drafter, params, fewest_rows=2)
   assert found == plain
   rows, slots = zip(*shapes, strict=True)
-  assert slots[0] == smallest < slots[-1]
-  assert list(slots) == sorted(slots)
+  assert len(set(slots)) == 1
   assert set(rows) == {8, 4, 2}
 
 
@@ -385,22 +380,14 @@ def test_refuses_before_anything_is_asked_for(kwargs, message):
     generate_all(**(defaults | kwargs))
 
 
-@pytest.mark.parametrize(
-  'sizes, message',
-  [
-    ({'rounds': 0}, 'rounds is 0: give an integer of at least 1'),
-    ({'fewest_rows': 0}, 'fewest_rows is 0: give an integer of at least 1'),
-    ({'slot_step': 16}, 'slot_step is 16 but rounds is None: set'),
-  ],
-)
-def test_sizes_that_cannot_be_followed_are_refused(sizes, message):
-  with pytest.raises(ValueError, match=message):
+def test_a_number_of_rows_below_1_is_refused():
+  with pytest.raises(ValueError, match='fewest_rows is 0: give an integer of'):
     refill.Batch(
       decoder=Decoder(TARGET, drafters.NoDraft(), verify.chain),
       batch_size=1,
       max_length=8,
       max_new_tokens=4,
-      **sizes,
+      fewest_rows=0,
     )
 
 
