@@ -231,7 +231,7 @@ NIGHTS = (
     but=('*[drafter0*', '*[drafter3*'),
   ),
   Night('loop/test_continuous.py::*begins_anew*[DFlash]'),
-  Night('loop/test_continuous.py::*buffers_and_batch*model1*'),
+  Night('loop/test_continuous.py::*batch_shrinks*model1*'),
   Night(
     'loop/test_invalid_logits.py::*test_what_comes_before*',
     but=('*Block-Chain-0]', '*Traversal*'),
