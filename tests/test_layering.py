@@ -253,7 +253,7 @@ def test_experiments_do_not_import_tests():
     ('loop.decode', 'from specsample.models import cache'),
     ('loop.decode', 'from specsample import text'),
     ('loop.decode', 'from .. import verify'),
-    ('types', 'from specsample import sampling'),
+    ('types', 'settings', 'from specsample import sampling'),
     ('streams', 'import specsample.sampling'),
     ('verify.chain', 'from specsample.models import layers'),
     ('verify.chain', 'from ..drafters import chain'),
