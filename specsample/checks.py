@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from specsample import settings
 from specsample.drafter import Drafter
-from specsample.settings import is_count as is_count  # noqa: PLC0414
 from specsample.types import Params
 
 
@@ -38,7 +38,7 @@ def is_drafter(name: str, value: Any) -> None:
 
 def count(name: str, value: Any, least: int = 1) -> int:
   """Returns a count as an `int`; raises ValueError if it is below `least`."""
-  is_one = is_count(value, least)
+  is_one = settings.is_count(value, least)
   _require(name, value, is_one, f'an integer of at least {least}')
   return operator.index(value)
 
@@ -49,21 +49,10 @@ def share(name: str, value: float) -> None:
     raise ValueError(f'{name} is {value}: give a number from 0 to 1')
 
 
-def counts(settings: Any, names: Sequence[str], least: int = 1) -> None:
-  """Checks each of these fields of a configuration as `count` does."""
-  for name in names:
-    count(_full(settings, name), getattr(settings, name), least)
-
-
-def shares(settings: Any, names: Sequence[str]) -> None:
-  """Checks each of these fields of a configuration as `share` does."""
-  for name in names:
-    share(_full(settings, name), getattr(settings, name))
-
-
-def field(settings: Any, name: str, holds: bool, expected: str) -> None:
+def field(owner: Any, name: str, holds: bool, expected: str) -> None:
   """Raises ValueError, naming a field and what to give, unless `holds`."""
-  _require(_full(settings, name), getattr(settings, name), holds, expected)
+  full = f'{type(owner).__name__}.{name}'
+  _require(full, vars(owner)[name], holds, expected)
 
 
 def seed(name: str, value: Any, num_seeds: int = 1) -> None:
@@ -73,13 +62,8 @@ def seed(name: str, value: Any, num_seeds: int = 1) -> None:
   draw what 0 draws.
   """
   most = 2**32 - num_seeds
-  is_seed = is_count(value, 0) and value <= most
+  is_seed = settings.is_count(value, 0) and value <= most
   _require(name, value, is_seed, f'an integer from 0 to {most}')
-
-
-def _full(settings, name):
-  """Returns a field's name as configurations write it: Training.decay."""
-  return f'{type(settings).__name__}.{name}'
 
 
 def _require(name, value, holds, expected):

@@ -110,7 +110,8 @@ def between(least: float, most: float) -> Rule:
 def one_of(*options: Any) -> Rule:
   """Returns the rule for values that are one of the options."""
   shown = ', '.join(map(repr, options))
-  return rule(lambda x: x in options, f'one of {shown}')
+  several = 'one of ' if len(options) > 1 else ''
+  return rule(lambda x: x in options, several + shown)
 
 
 Count = Annotated[int, at_least(1)]

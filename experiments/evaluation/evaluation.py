@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import reprlib
-from typing import Any
+from typing import Annotated, Any
 
 import gin
 import jax
@@ -15,6 +15,7 @@ from experiments.decoding import setup as setup_lib
 from experiments.tasks import task as task_lib
 import specsample
 from specsample import checks
+from specsample import settings
 from specsample import types
 from specsample.training import online
 
@@ -25,7 +26,7 @@ FEWEST_TO_TIME = 4
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Evaluation:
+class Evaluation(settings.Settings):
   """A comparison of methods over prompts, which are decoded in batches.
 
   Under a mesh the rows of a batch are sharded over its data axis. A prompt's
@@ -45,10 +46,10 @@ class Evaluation:
   max_turns: int | None = None
   chat: bool = True  # without a task: whether a prompt is a turn of a chat
   seed: int = 0
-  num_seeds: int = 1  # samples per prompt, unless decoding is greedy
-  batch_size: int = 1
+  num_seeds: settings.Count = 1  # samples per prompt, unless decoding is greedy
+  batch_size: settings.Count = 1
   # Shorter prompts are padded to this many tokens: fewer programs are compiled.
-  least_width: int = 1
+  least_width: settings.Count = 1
   # Whether the policies of a method begin a batch with what they learned from
   # the batches before. If so, the tokens of a prompt are drawn as if it were
   # alone only at temperature 0; their distribution stays the same.
@@ -64,18 +65,16 @@ class Evaluation:
   # How often the parts of a round are timed. 0 skips the timing, which saves
   # time, but then nothing is predicted. None is `REPEATS` or, for fewer than
   # `FEWEST_TO_TIME` prompts, which the timing would outlast, 0.
-  repeats: int | None = None
+  repeats: Annotated[int, settings.at_least(0)] | None = None
 
-  def __post_init__(self):
+  def _check(self):
     """Checks the settings, and fits the methods to the batch size."""
+    super()._check()
     if not self.methods:
       raise ValueError('Evaluation.methods is empty: name at least one')
-    checks.counts(self, ('batch_size', 'num_seeds', 'least_width'))
-    if self.repeats is not None:
-      checks.counts(self, ('repeats',), 0)
     checks.seed('Evaluation.seed', self.seed, self.num_seeds)
     if not all(
-      checks.is_count(limit) and limit <= self.max_new_tokens
+      settings.is_count(limit) and limit <= self.max_new_tokens
       for limit in self.answer_limits
     ):
       raise ValueError(
@@ -108,7 +107,7 @@ class Evaluation:
       )
     for name, what in (('limit', 'prompts'), ('max_turns', 'turns')):
       value = getattr(self, name)
-      if not (value is None or checks.is_count(value)):
+      if not (value is None or settings.is_count(value)):
         raise ValueError(
           f'Evaluation.{name} is {value}: give at least 1, or None for all '
           f'{what}'

@@ -22,7 +22,7 @@ from experiments.timing import roofline as roofline_lib
 from experiments.timing import round_times
 from experiments.timing import transformers_peer
 import specsample
-from specsample import checks
+from specsample import settings
 from specsample.choosing import pass_times
 from specsample.types import Model, Params
 
@@ -49,7 +49,7 @@ class Other:
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Benchmark:
+class Benchmark(settings.Settings):
   """A benchmark's settings.
 
   The prompt is a text, or the ids 1, 2, 3, ... if there is none. Of `others`
@@ -62,17 +62,16 @@ class Benchmark:
   methods: Mapping[str, methods_lib.Method]  # by name
   prompt: str | None = None
   loaded: specsample.Loaded | None = None  # with a tokenizer for the prompt
-  prompt_length: int = 64
+  prompt_length: settings.Count = 64
   max_new_tokens: int = 128
-  repeats: int = 5
-  turns: int = 25
+  repeats: settings.Count = 5
+  turns: settings.Count = 25
   others: Mapping[str, Other] = dataclasses.field(default_factory=dict)
 
-  def __post_init__(self):
-    """Raises ValueError if nothing would be measured."""
+  def _check(self):
+    super()._check()
     if not self.methods:
       raise ValueError('Benchmark.methods is empty: name at least one')
-    checks.counts(self, ('repeats', 'prompt_length', 'turns'))
 
   def check(self) -> None:
     """Checks that everything can be measured; compiles nothing."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import dataclasses
 import re
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import gin
 import jax
@@ -20,8 +20,8 @@ from experiments.reporting import columns
 from experiments.tpu import hlo
 from experiments.tpu import topologies as topologies_lib
 import specsample
-from specsample import checks
 from specsample import files
+from specsample import settings
 from specsample import sharding
 from specsample import stopping
 from specsample.cost import chips
@@ -48,7 +48,7 @@ _PREFIX_SIZE = 1
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class CompileTpu:
+class CompileTpu(settings.Settings):
   """The program to compile, and the mesh to compile it for."""
 
   model: transformer.Transformer
@@ -57,21 +57,21 @@ class CompileTpu:
   draft_model: transformer.Transformer | None = None
   verify: Verifier = specsample.verify.chain
   sampling: specsample.Sampling = specsample.Sampling()
-  weights: str | None = None  # 'int8', as in `specsample.load`
-  batch_size: int = 1
-  prompt_length: int = 128
+  # As in `specsample.load`.
+  weights: Annotated[str, settings.one_of('int8')] | None = None
+  batch_size: settings.Count = 1
+  prompt_length: settings.Count = 128
   max_length: int = 2048  # prompt and output; the capacity of the caches
   topologies: tuple[str, ...] = ()
-  data: int = 1  # size of the mesh's data axis; the rest divides the model
-  num_slices: int = 1  # slices of the topology; `data` is divided over them
+  # The size of the mesh's data axis; the rest divides the model.
+  data: settings.Count = 1
+  # Slices of the topology; `data` is divided over them.
+  num_slices: settings.Count = 1
   explicit: bool = True
   rules: sharding.Rules = sharding.DEFAULT_RULES
 
-  def __post_init__(self):
-    """Raises ValueError for counts below 1, unknown weights or bad rules."""
-    checks.counts(self, ('batch_size', 'prompt_length', 'data', 'num_slices'))
-    is_known = self.weights in (None, 'int8')
-    checks.field(self, 'weights', is_known, "'int8' or None")
+  def _check(self):
+    super()._check()
     mesh_lib.check_rules('CompileTpu.rules', self.rules)
 
   @property

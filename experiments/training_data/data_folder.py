@@ -24,8 +24,8 @@ from experiments.training_data import chat
 from experiments.training_data import dialogues as dialogues_lib
 from experiments.training_data.dialogues import Dialogue
 import specsample
-from specsample import checks
 from specsample import files
+from specsample import settings
 
 _FORMAT = 3
 _MANIFEST = 'manifest.json'
@@ -167,7 +167,7 @@ class Data:
     Shards 0, n, 2 n, ... are held out, where n is `held_out_every`, so no shard
     changes sides as the data grow.
     """
-    if not checks.is_count(held_out_every, 2):
+    if not settings.is_count(held_out_every, 2):
       raise ValueError(
         f'held_out_every is {held_out_every}: give at least 2, so that some '
         'shards are held out and others are left to train on'

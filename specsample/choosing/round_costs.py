@@ -10,6 +10,7 @@ import numpy as np
 from specsample import checks
 from specsample import cost
 from specsample import policies
+from specsample import settings
 from specsample import sharding
 from specsample.choosing import estimates
 from specsample.choosing import measured_here
@@ -56,7 +57,7 @@ def costs(
   """
   batch_size = rows(batch_size)
   most = max(SIZES) - 1
-  if not (checks.is_count(num_draft_tokens) and num_draft_tokens <= most):
+  if not (settings.is_count(num_draft_tokens) and num_draft_tokens <= most):
     raise ValueError(
       f'num_draft_tokens is {num_draft_tokens!r}: give 1 to {most}'
     )

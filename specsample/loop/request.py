@@ -12,6 +12,7 @@ import numpy as np
 
 from specsample import checks
 from specsample import sampling as sampling_lib
+from specsample import settings
 from specsample import sharding
 from specsample import types
 from specsample.loop import certified
@@ -186,7 +187,7 @@ def _on_devices(request):
 def counts(name: str, value: Any, size: int) -> np.ndarray:
   """Checks that counts, one or [size], are at least 1; returns [size] int32."""
   most = np.iinfo(np.int32).max
-  if checks.is_count(value):
+  if settings.is_count(value):
     return np.full(size, min(operator.index(value), most), np.int32)
   remedy = (
     f'give one number, or one per prompt [{size}], each an integer of at least '

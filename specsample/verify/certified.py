@@ -10,8 +10,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from specsample import checks
 from specsample import sampling
+from specsample import settings
 from specsample.types import Array, Draft, DraftKind, Law, Verdict
 from specsample.verify import rule
 
@@ -40,7 +40,7 @@ class Certified:
   def __post_init__(self):
     """Raises ValueError unless `scored` are ascending counts."""
     given = self.scored
-    is_counts = isinstance(given, tuple) and all(map(checks.is_count, given))
+    is_counts = isinstance(given, tuple) and all(map(settings.is_count, given))
     if not (given and is_counts and list(given) == sorted({*given})):
       raise ValueError(
         f'Certified.scored is {given!r}: give a tuple of ascending numbers of '
