@@ -371,18 +371,19 @@ def assert_batch_invariant(
   room = 2 * width + max_new_tokens
   rows = sampling_lib.per_row(sampling, batch, model.vocab_size)
 
-  settings: dict[str, Any] = {
-    'params': params,
-    'key': key,
+  parts: dict[str, Any] = {
     'model': model,
     'drafter': drafter,
     'verify': verify,
-    'max_new_tokens': max_new_tokens,
   }
+  decoder = Decoder(**parts)
 
   def given(chosen, padding=0) -> dict[str, Any]:
     take = lambda leaf: np.asarray(leaf)[chosen]
-    return settings | {
+    return {
+      'params': params,
+      'key': key,
+      'max_new_tokens': max_new_tokens,
       'prompts': np.pad(take(prompts), ((0, 0), (0, padding))),
       'lengths': take(lengths),
       'request_ids': np.asarray(chosen, np.int32),
@@ -390,21 +391,23 @@ def assert_batch_invariant(
     }
 
   def run(chosen, padding=0, extra=0):
-    return decode.generate(**given(chosen, padding), max_length=room + extra)
+    return decode.generate(
+      **parts, **given(chosen, padding), max_length=room + extra
+    )
 
   def among_others(chosen):
-    state = decode.prefill(**given(chosen), max_length=room)
+    state = decode.prefill(decoder, **given(chosen), max_length=room)
     places = np.arange(state.tokens.shape[1])
     junk = np.resize(np.arange(model.vocab_size)[::-1], state.tokens.shape)
     is_text = places < np.asarray(state.length)[:, None]
     state = dataclasses.replace(
       state, tokens=jnp.where(is_text, state.tokens, junk.astype(np.int32))
     )
-    state = decode.advance(Decoder(model, drafter, verify), params, state)
+    state = decode.advance(decoder, params, state)
     return decode.finish(state, max_new_tokens=max_new_tokens)
 
   def refilled(chosen):
-    arguments = given(chosen)
+    arguments = parts | given(chosen)
     texts = zip(arguments['prompts'], arguments.pop('lengths'), strict=True)
     arguments['prompts'] = [text[:length] for text, length in texts]
     found = continuous.generate_all(**arguments, max_length=room, batch_size=1)
