@@ -113,7 +113,9 @@ def draft_model(value: Any) -> None:
 def verifier(value: Any) -> None:
   """Raises ValueError unless a value is a `types.Verifier`, not its class."""
   has(
-    *('verify', value, ('positional', 'draft_kinds', '__call__')),
+    'verify',
+    value,
+    ('positional', 'draft_kinds', '__call__'),
     'give a rule, such as verify.chain or verify.Typical()',
   )
 

@@ -351,7 +351,8 @@ def draw(key: Array, probs: Array) -> Array:
   blocks = sharding.reshape(
     jnp.pad(parts, ((0, 0), (0, padding))),
     (num_parts * blocks_of_part, (of_part + padding) // blocks_of_part),
-    *(axis, None),
+    axis,
+    None,
   )
   block_key, token_key = jax.random.split(key)
   block = _pick(block_key, jnp.sum(blocks, axis=1))

@@ -71,7 +71,9 @@ class Stop:
       )
     if self.texts is not None:
       checks.has(
-        *('texts', self.texts, ('table',)),
+        'texts',
+        self.texts,
+        ('table',),
         'give StopTexts(tokenizer, [...]), or leave it out',
       )
     object.__setattr__(self, 'eos_ids', ids)

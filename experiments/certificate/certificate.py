@@ -288,7 +288,10 @@ def _lossy(plan) -> Iterator[Work]:
         f'synthetic, {of_case}',
         functools.partial(
           _measure_lossy,
-          *('synthetic', _SYNTHETIC, {'rate': rate}, case),
+          'synthetic',
+          _SYNTHETIC,
+          {'rate': rate},
+          case,
           sum(rate**i for i in range(1, case.num_draft_tokens + 1)),
         ),
       )
@@ -298,7 +301,10 @@ def _lossy(plan) -> Iterator[Work]:
         f'lenient, {of_case}',
         functools.partial(
           _measure_lossy,
-          *('lenient', _LENIENT, {'lenience': lenience}, case),
+          'lenient',
+          _LENIENT,
+          {'lenience': lenience},
+          case,
           float(acceptance.chain(case.proposal, larger).sum()),
         ),
       )

@@ -116,7 +116,9 @@ def audit(
     ends[: len(firsts)] = firsts
     logits, hidden = _last_output(
       params,
-      *(fed, ends, np.int32(len(firsts))),
+      fed,
+      ends,
+      np.int32(len(firsts)),
       model=model,
       chunk=chunk,
       width=width,
@@ -263,7 +265,9 @@ def _bounds(params, hidden, best, others, sampling, counts, *, model) -> Array:
     rows = hidden + sharding.zeros(
       (sharding.batch_parts(), 1, hidden.size),
       hidden.dtype,
-      *('batch', None, None),
+      'batch',
+      None,
+      None,
     )
     logits = sharding.replicate(model.unembed(params, rows))
     logits = _chosen_from(sampling, counts, logits[0, 0])

@@ -66,7 +66,9 @@ def learner(
       f'learner.learning_rate is {learning_rate}: give more than 0'
     )
   checks.instance(
-    *('the drafter that learns', drafter, trainable.Trainable),
+    'the drafter that learns',
+    drafter,
+    trainable.Trainable,
     'give one that specsample.save_drafter can save, such as DraftModel',
   )
   return online.Learner(
@@ -154,7 +156,10 @@ class Learning:
     setup = self.setup
     tokens, lengths = setup_lib.padded(prompts, setup.least_width)
     output, after, reports = online.generate(
-      *(known, tokens, lengths, setup.key),
+      known,
+      tokens,
+      lengths,
+      setup.key,
       learner=self.learner,
       request_ids=np.asarray(request_ids, np.int32),
       model=setup.target.model,

@@ -47,7 +47,9 @@ def _suffix(drafter, params, target, batch_size):
   )
   make = lambda number, batch_size: _suffix(
     dataclasses.replace(drafter, num_draft_tokens=number),
-    *(params, target, batch_size),
+    params,
+    target,
+    batch_size,
   )
   return methods.Method(
     dataclasses.replace(drafter, costs=costs), params=params, make=make

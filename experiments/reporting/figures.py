@@ -108,7 +108,8 @@ def panels(figure: Figure, count: int, most_a_line: int) -> list[Any]:
   """Returns the axes of that many panels, which share their scales."""
   num_columns = min(count, most_a_line)
   grid = figure.subplots(
-    *(-(-count // num_columns), num_columns),
+    -(-count // num_columns),
+    num_columns,
     sharex=True,
     sharey=True,
     squeeze=False,

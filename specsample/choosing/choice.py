@@ -90,7 +90,7 @@ def auto(
       this target, or its card does not say how many of its drafts are kept.
   """
   checks.instance(
-    *('target', target, load.Loaded), 'give what specsample.load returned'
+    'target', target, load.Loaded, 'give what specsample.load returned'
   )
   batch_size = round_costs.rows(batch_size)
   seconds = round_costs.pass_seconds(target, batch_size)

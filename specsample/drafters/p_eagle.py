@@ -174,7 +174,8 @@ class PEagle(steps.OnePass, eagle.Eagle3):
       in_rows(embedded),
       in_rows(features),
       list(map(view, self.windows, cache.keys)),
-      *(cache.keys, cache.values),
+      cache.keys,
+      cache.values,
     )
     outputs = rows.reshape(features.shape)
     keys, values = jax.tree.map(lambda x: x[:, :, :num_kept], new)

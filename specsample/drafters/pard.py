@@ -41,7 +41,10 @@ class PARD(steps.OnePass, chain.OfTwoModels):
     output, pending, state = self._read(
       params,
       jnp.where(is_text, tokens, self.mask_token_id),
-      *(length, state, self._num_read, num_masks),
+      length,
+      state,
+      self._num_read,
+      num_masks,
     )
     index = pending[:, None] + jnp.arange(1 + num_masks)
     hidden = jnp.take_along_axis(output.hidden, index[..., None], axis=1)

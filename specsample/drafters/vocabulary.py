@@ -62,7 +62,7 @@ class DraftVocabulary(nnx.Module):
     )
     return self._capped(
       jnp.einsum(
-        *('nd,nmd->nm', rows, columns), preferred_element_type=jnp.float32
+        'nd,nmd->nm', rows, columns, preferred_element_type=jnp.float32
       )
     )
 

@@ -92,7 +92,9 @@ def build(
     _logger.warning(
       'the first %d of %d texts (%d tokens) are left out: the store has room '
       'for %d tokens',
-      *(num_left_out, len(arrays), sum(map(len, arrays[:num_left_out]))),
+      num_left_out,
+      len(arrays),
+      sum(map(len, arrays[:num_left_out])),
       capacity,
     )
   kept = arrays[num_left_out:]

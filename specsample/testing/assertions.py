@@ -206,7 +206,10 @@ def assert_drafter(
   assert_follows_target(params, groups, key, num_rows=16384, **of_all)
   assert_greedy_equal(params, prompts, lengths, max_new_tokens=12, **of_all)
   assert_batch_invariant(
-    *(params, prompts, lengths, key),
+    params,
+    prompts,
+    lengths,
+    key,
     sampling=Sampling(temperature=1.0),
     max_new_tokens=12,
     **of_all,

@@ -149,7 +149,11 @@ def of_scene(
   """
   target, law = _twice(scene.model, scene.params['target'], sampling)
   proposal = drafted.from_drafter(
-    *(scene.drafter, scene.params, scene.model, PROMPT, sampling),
+    scene.drafter,
+    scene.params,
+    scene.model,
+    PROMPT,
+    sampling,
     rounds=rounds,
   )
   return Case(

@@ -119,7 +119,11 @@ def _decode(outcomes, *, verify, drafter, model, draft_model, prompt):
     cache = model.init_cache(2, room)
     output, _ = model.apply({}, fed, cache, drafter.feature_layers)
     state = drafter.observe(
-      *(params, fed, length - 1, output, None),
+      params,
+      fed,
+      length - 1,
+      output,
+      None,
       drafter.init(params, 2, room),
     )
     weight = 1.0

@@ -81,7 +81,9 @@ class Subject:
     for count in kind.parts:
       start, end = end, end + count
       output, cache = _pass(
-        *(self.params, tokens[:, start:end], cache),
+        self.params,
+        tokens[:, start:end],
+        cache,
         parents=None if parents is None else parents[:, : end - 1],
         path=path if parents is not None else None,
         model=self.model,

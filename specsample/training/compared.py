@@ -90,7 +90,8 @@ def _forward(comparison, *args):
       of_all = jax.checkpoint(losses_of)
     _, pull, found = jax.vjp(
       lambda read, vectors: of_all(read, vectors, drafts),
-      *(read, vectors),
+      read,
+      vectors,
       has_aux=True,
     )
     return found, pull
@@ -155,7 +156,8 @@ def _loop(function, vocab_size, vectors, drafts):
   zeros = lambda x: sharding.zeros(
     (batch, size + missing, *x.shape[2:]),
     x.dtype,
-    *('batch', *[None] * (x.ndim - 1)),
+    'batch',
+    *[None] * (x.ndim - 1),
   )
   nothing = jax.tree.map(zeros, jax.eval_shape(function, vectors, drafts))
   found = jax.lax.fori_loop(0, -(-end // width), body, nothing)

@@ -217,8 +217,12 @@ class Objective(settings.Settings, abc.ABC):
       ),
       jax.lax.stop_gradient(params),
       compared.Drafts(
-        *(jax.lax.stop_gradient(hidden), ids, is_drafted, learned),
-        *(token_scale, teacher_scale),
+        jax.lax.stop_gradient(hidden),
+        ids,
+        is_drafted,
+        learned,
+        token_scale,
+        teacher_scale,
       ),
     )
     by_root = lambda x: jnp.stack(

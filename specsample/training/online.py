@@ -306,7 +306,9 @@ def generate(
       _logger.warning(
         'the online update up to step %d gave NaN or infinity (loss %s, after '
         'it %s, gradient %s): the weights from before it are kept',
-        *(number, report['loss'], report['loss_after']),
+        number,
+        report['loss'],
+        report['loss_after'],
         report['gradient_norm'],
       )
   batch = np.shape(prompts)[0]

@@ -62,7 +62,8 @@ def init(
   )
   trained = jax.tree.map(
     lambda x, own: master(x) if own else None,
-    *(params, is_trained),
+    params,
+    is_trained,
     is_leaf=is_leaf,
   )
   frozen = freeze(
@@ -163,7 +164,10 @@ def train_step(
   num_learned = getattr(objective, 'num_learned', _num_tokens)
   (loss, report), gradient = _accumulated(
     jax.value_and_grad(loss_of, has_aux=True),
-    *(state.trained, batch, num_parts, num_learned),
+    state.trained,
+    batch,
+    num_parts,
+    num_learned,
   )
   squares = (jnp.sum(jnp.square(x)) for x in jax.tree.leaves(gradient))
   norm = jnp.sqrt(sum(squares))
@@ -204,7 +208,8 @@ def _accumulated(function, trained, batch, num_parts, num_learned):
   shape = (num_rows // num_parts, num_parts)
   part = lambda x: jnp.moveaxis(
     sharding.reshape(x, (*shape, *x.shape[1:]), 'batch', *[None] * x.ndim),
-    *(1, 0),
+    1,
+    0,
   )
   parts = jax.tree.map(part, dict(batch))
   weights = jax.lax.map(num_learned, parts).astype(jnp.float32)

@@ -67,7 +67,9 @@ class Misdeclared(Wrapper):
       params,
       repeat(drawn.tokens, length),
       self.declared(warp),
-      *(tokens, length, state),
+      tokens,
+      length,
+      state,
     )
 
 
