@@ -110,8 +110,9 @@ class Setup:
 
   def finish(self, state: DecodeState, num_rows: int) -> specsample.Output:
     """Returns the output of the first `num_rows` rows; a mesh may add rows."""
-    most = decode.most_new_tokens(state, self.max_new_tokens)
-    return specsample.finish(state, max_new_tokens=most, batch_size=num_rows)
+    return specsample.finish(
+      state, max_new_tokens=self.max_new_tokens, batch_size=num_rows
+    )
 
   def generate(self, prompts: Sequence[list[int]]) -> specsample.Output:
     """Decodes a batch of prompts to the end."""

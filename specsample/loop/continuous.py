@@ -5,7 +5,6 @@ on its request id, and not on the row or the time at which it is decoded.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-import itertools
 from typing import Any
 
 import jax
@@ -131,10 +130,8 @@ def finished(
         f'{batch.decoder.model.vocab_size})'
       )
   batch.check(params, key, todo)
-  waiting = iter(todo)
-  take = lambda count: list(itertools.islice(waiting, count))
   if history is None:
-    return batch.run(params, key, take)
+    return batch.run(params, key, todo)
   # A coupled row emits the same tokens whatever is drafted.
   if not batch.decoder.verify.positional:
     is_drawn = lambda job: job.sampling.temperature > 0
@@ -147,7 +144,7 @@ def finished(
       return params
     return _with_history(params, batch.decoder.drafter, history)
 
-  return batch.run(params, key, take, learn=learn)
+  return batch.run(params, key, todo, learn)
 
 
 def default_group_size(batch_size: int) -> int:

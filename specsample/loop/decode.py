@@ -123,19 +123,9 @@ def generate(
   state = run(decoder, params, state, conditions, most, None)
   return finish(
     state,
-    max_new_tokens=most_new_tokens(state, max_new_tokens),
+    max_new_tokens=max_new_tokens,
     batch_size=np.shape(prompts)[0],
   )
-
-
-def most_new_tokens(state: DecodeState, max_new_tokens: ArrayLike | int) -> int:
-  """Returns M for `finish`: the largest max_new_tokens, capped by the buffers.
-
-  Args:
-    state: the state of the batch.
-    max_new_tokens: one number, or one per row, as given to `generate`.
-  """
-  return min(int(np.max(max_new_tokens)), state.tokens.shape[1])
 
 
 def prefill(
@@ -263,7 +253,10 @@ _advance_and_keep = jax.jit(inspect.unwrap(_advance), static_argnames='decoder')
 
 
 def finish(
-  state: DecodeState, *, max_new_tokens: int, batch_size: int | None = None
+  state: DecodeState,
+  *,
+  max_new_tokens: ArrayLike | int,
+  batch_size: int | None = None,
 ) -> Output:
   """Returns the emitted tokens of each row, moved to the front.
 
@@ -271,7 +264,8 @@ def finish(
 
   Args:
     state: as returned by `advance`.
-    max_new_tokens: M; a row with more new tokens is cut to its first M.
+    max_new_tokens: one number, or one per row, as given to `generate`. M is the
+      largest, and a row with more new tokens is cut to its first M.
     batch_size: returns only this many rows, the first ones. By default all
       rows are returned, including any that pad a batch which the mesh does not
       divide evenly.
@@ -280,11 +274,14 @@ def finish(
     ValueError: an argument does not fit.
   """
   request_lib.is_state(state)
-  max_new_tokens = checks.count('max_new_tokens', max_new_tokens)
+  if np.ndim(max_new_tokens):
+    max_new_tokens = int(np.max(max_new_tokens))
+  most = checks.count('max_new_tokens', max_new_tokens)
+  most = min(most, state.tokens.shape[1])
   if batch_size is not None:
     batch_size = checks.count('batch_size', batch_size)
-  room = max(_LEAST_COLUMNS, 1 << (max_new_tokens - 1).bit_length())
-  return _cut(_emitted(state, room=room), max_new_tokens, batch_size)
+  room = max(_LEAST_COLUMNS, 1 << (most - 1).bit_length())
+  return _cut(_emitted(state, room=room), most, batch_size)
 
 
 @functools.partial(jax.jit, static_argnames='room')

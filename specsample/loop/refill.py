@@ -8,10 +8,11 @@ at most four of the prefill, one for each chunk size. The number of rows can
 shrink once no prompts are waiting; each number is then compiled.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -63,8 +64,6 @@ class Finished:
   row: int  # the job's row in the state
 
 
-# Returns at most this many next jobs; none if no job is waiting now.
-Take = Callable[[int], Sequence[Job]]
 # Returns the parameters to continue with after a job, of the same shapes.
 Learn = Callable[[Params, Finished], Params]
 
@@ -83,7 +82,7 @@ class Batch(settings.Settings):
   # all. None: there is one for each of at most four widths.
   prompt_width: settings.Count | None = None
   # Once no jobs are waiting, the batch is halved as rows finish, down to this
-  # many rows or a group of them. None: its size does not change.
+  # many rows. None: its size does not change.
   fewest_rows: settings.Count | None = None
   log_probs: bool = True  # whether they are computed
 
@@ -108,27 +107,28 @@ class Batch(settings.Settings):
     self,
     params: Params,
     key: Array,
-    take: Take,
+    jobs: Iterable[Job],
     learn: Learn = lambda params, done: params,
   ) -> Iterator[Finished]:
     """Continues jobs until none is left, yielding each when it is done.
 
-    The order depends on the arguments alone. `take` is called again after jobs
-    were yielded, so it may return jobs that were made from their results.
+    The order depends on the arguments alone.
     """
+    waiting = iter(jobs)
+    take = lambda: list(itertools.islice(waiting, self._group))
     running: dict[int, Job] = {}
     num_rows = self.batch_size
     state: DecodeState | None = None
     latest: _Prefilled | None = None
     while True:
       free = [row for row in range(num_rows) if row not in running]
-      while len(free) >= self._group and (jobs := take(self._group)):
+      while len(free) >= self._group and (group := take()):
         if state is None:
-          request = self._request(params, key, jobs[0].sampling)
+          request = self._request(params, key, group[0].sampling)
           state = _empty(self.decoder, params, request)
-        rows, free = free[: len(jobs)], free[len(jobs) :]
-        running |= dict(zip(rows, jobs, strict=True))
-        latest = self._prefilled(params, key, jobs, latest)
+        rows, free = free[: len(group)], free[len(group) :]
+        running |= dict(zip(rows, group, strict=True))
+        latest = self._prefilled(params, key, group, latest)
         fresh = latest.state
         state = _replace(state, fresh, _places(rows, fresh))
       if state is None or not running:
@@ -167,8 +167,7 @@ class Batch(settings.Settings):
     """Returns the rows to keep: all, or the running ones and some padding."""
     # On a mesh, rows stay where they are.
     fewest = None if sharding.batch_parts() > 1 else self.fewest_rows
-    # Jobs that are made from others' results need a group of free rows.
-    fewest = num_rows if fewest is None else max(fewest, self._group)
+    fewest = num_rows if fewest is None else fewest
     wanted = max(len(running), fewest)
     while num_rows >= 2 * wanted:
       num_rows //= 2

@@ -312,6 +312,5 @@ def generate(
         report['gradient_norm'],
       )
   batch = np.shape(prompts)[0]
-  most = decode.most_new_tokens(state, max_new_tokens)
-  output = decode.finish(state, max_new_tokens=most, batch_size=batch)
+  output = decode.finish(state, max_new_tokens=max_new_tokens, batch_size=batch)
   return output, learned, reports

@@ -114,8 +114,9 @@ def generate(
       stop=stop,
       max_rounds=one,
     )
-  most = decode.most_new_tokens(state, max_new_tokens)
-  return decode.finish(state, max_new_tokens=most, batch_size=len(prompts))
+  return decode.finish(
+    state, max_new_tokens=max_new_tokens, batch_size=len(prompts)
+  )
 
 
 def following(

@@ -1,7 +1,6 @@
 """Prompts that take turns in a batch get the tokens that each gets alone."""
 
 import dataclasses
-import itertools
 
 import jax
 import numpy as np
@@ -216,9 +215,8 @@ def _run_batch(model, drafter, params, **sizes):
     )
     for i, prompt in sorted(enumerate(PROMPTS), key=lambda x: len(x[1]))
   )
-  take = lambda count: list(itertools.islice(waiting, count))
   found, shapes = {}, []
-  for done in batch.run(params, jax.random.key(5), take):
+  for done in batch.run(params, jax.random.key(5), waiting):
     length = int(done.output.lengths[0])
     found[done.job.index] = done.output.tokens[0, :length].tolist()
     shapes.append(done.state.tokens.shape)
@@ -279,9 +277,8 @@ def test_rows_are_refilled_as_soon_as_they_are_done():
     max_length=64,
     max_new_tokens=40,
   )
-  take = lambda count: list(itertools.islice(waiting, count))
   order, rounds = [], []
-  for done in batch.run({'target': {}}, jax.random.key(5), take):
+  for done in batch.run({'target': {}}, jax.random.key(5), waiting):
     order.append(done.job.index)
     rounds.append(int(done.state.round[1]))  # of the second row so far
     assert done.output.lengths == most[done.job.index]
