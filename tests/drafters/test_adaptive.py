@@ -72,9 +72,9 @@ def _params(name):
   }
 
 
-def _start(drafter, params, prompts, lengths):
+def _start(drafter, params, prompts, lengths, rule=verify.chain):
   return specsample.prefill(
-    Decoder(_TARGET, drafter, verify.chain),
+    Decoder(_TARGET, drafter, rule),
     params,
     prompts,
     lengths,
@@ -87,7 +87,8 @@ def _start(drafter, params, prompts, lengths):
 
 def _check_next_draft(drafter, params, rule, state):
   """Checks the next draft against that of a drafter given all tokens anew."""
-  fresh = _start(drafter, params, state.tokens, np.asarray(state.length))
+  lengths = np.asarray(state.length)
+  fresh = _start(drafter, params, state.tokens, lengths, rule)
   fresh = dataclasses.replace(fresh, limit=state.limit)
   if isinstance(drafter, drafters.Adaptive):
     of_policies = state.draft.policies
@@ -115,7 +116,7 @@ def _advance(drafter, name, rounds):
   state = specsample.advance(
     Decoder(_TARGET, drafter, _rule(name)),
     params,
-    _start(drafter, params, _PROMPTS, _LENGTHS),
+    _start(drafter, params, _PROMPTS, _LENGTHS, _rule(name)),
     max_rounds=rounds,
   )
   assert not np.any(state.done)
@@ -202,7 +203,9 @@ def test_the_target_reads_no_more_than_what_was_drafted():
   )
   for widths, inputs in (((), 7), ((2,), 3)):
     seen.clear()
-    state = _start(drafter(widths), _params('tree'), _PROMPTS, _LENGTHS)
+    state = _start(
+      drafter(widths), _params('tree'), _PROMPTS, _LENGTHS, verify.tree
+    )
     state = specsample.advance(
       Decoder(model, drafter(widths), verify.tree),
       _params('tree'),
@@ -313,11 +316,8 @@ def test_settings_out_of_range_are_refused(settings, message):
 def test_what_a_filter_cannot_read_is_refused_when_it_is_traced():
   ngram = drafters.Ngram(num_draft_tokens=_K)
   drafter = drafters.Adaptive(drafter=ngram, policies=(policies.SVIP(),))
-  state = _start(drafter, _params('chain'), _PROMPTS, _LENGTHS)
   with pytest.raises(ValueError, match='SVIP reads'):
-    step.propose(
-      Decoder(_TARGET, drafter, verify.chain), _params('chain'), state
-    )
+    _start(drafter, _params('chain'), _PROMPTS, _LENGTHS)
 
 
 def test_a_target_of_one_width_decodes_the_same_tokens():
@@ -351,17 +351,9 @@ def test_a_row_that_is_done_asks_for_no_drafts():
   state = _start(drafter, params, _PROMPTS, _LENGTHS)
   limit = state.limit.at[:2].set(state.length[:2] + 1)
   state = dataclasses.replace(state, limit=limit)
-  advance = functools.partial(
-    specsample.advance,
-    params,
-    model=_TARGET,
-    drafter=drafter,
-    verify=verify.chain,
-  )
+  decoder = Decoder(_TARGET, drafter, verify.chain)
   # The first round ends two rows; in the second they emit nothing.
-  state = advance(state, max_rounds=2)
+  state = specsample.advance(decoder, params, state, max_rounds=2)
   assert state.draft.over.tolist() == [True, True, False]
-  draft, _ = step.propose(
-    Decoder(_TARGET, drafter, verify.chain), params, state
-  )
+  draft, _ = step.propose(decoder, params, state)
   assert np.asarray(draft.tokens >= 0).sum(axis=1).tolist() == [0, 0, _K]

@@ -155,7 +155,8 @@ def _trained(name) -> Record:
 
 def _fields(output) -> Record:
   given = {name: x for name, x in vars(output).items() if x is not None}
-  given |= vars(given.pop('choices', object)) if 'choices' in given else {}
+  if choices := given.pop('choices', None):
+    given |= vars(choices)
   return {name: np.asarray(x) for name, x in given.items()}
 
 

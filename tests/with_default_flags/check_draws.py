@@ -1,5 +1,6 @@
 """The probabilities that drafters report, in the executables that users run."""
 
+import collections
 import dataclasses
 
 import jax
@@ -36,8 +37,8 @@ class _Watched(wrapper.Wrapper):
   """A drafter that records what its draws are given, and what it returns."""
 
   drafter: specsample.Drafter
-  drawn: list = dataclasses.field(compare=False, hash=False)
-  returned: list = dataclasses.field(compare=False, hash=False)
+  drawn: collections.deque = dataclasses.field(compare=False, hash=False)
+  returned: collections.deque = dataclasses.field(compare=False, hash=False)
 
   def propose(self, params, draw, warp, tokens, length, state):
     def watched(probs, position, node=None):
@@ -61,7 +62,7 @@ def test_draws_in_bfloat16_are_from_the_probabilities_it_returns(name):
     drafter = dataclasses.replace(drafter, model=model)
     cast = lambda x: x.astype('bfloat16') if x.dtype == jnp.float32 else x
     params = jax.tree.map(cast, params)
-  drawn, returned = [], []
+  drawn, returned = collections.deque(), collections.deque()
   watched = _Watched(drafter, drawn, returned)
   prompts = np.arange(4 * 6).reshape(4, 6) % model.vocab_size
   decoder = specsample.Decoder(model, watched, specsample.verify.block)
