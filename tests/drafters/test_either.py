@@ -88,9 +88,22 @@ def _scene(name):
   return _TARGET, drafter, {'target': target, 'drafter': own}
 
 
-def _start(model, drafter, params, prompts, lengths, temperature=0.0):
+def _rule(name):
+  return verify.tree if name.startswith('tree') else verify.chain
+
+
+def _start(
+  model,
+  drafter,
+  params,
+  prompts,
+  lengths,
+  *,
+  temperature=0.0,
+  rule=verify.chain,
+):
   return specsample.prefill(
-    Decoder(model, drafter, verify.chain),
+    Decoder(model, drafter, rule),
     params,
     prompts % model.vocab_size,
     lengths,
@@ -139,8 +152,8 @@ def _rounds(name):
   model, inner, params = _scene(name)
   drafter = drafters.Either(remembered=_SUFFIX, trained=inner)
   own = _with_store(params, _store(model))
-  rule = verify.tree if name.startswith('tree') else verify.chain
-  states = [_start(model, drafter, own, _PROMPTS, _LENGTHS)]
+  rule = _rule(name)
+  states = [_start(model, drafter, own, _PROMPTS, _LENGTHS, rule=rule)]
   while not np.all(states[-1].done):
     states.append(_advance(model, drafter, own, states[-1], 1, rule))
   return drafter, states
@@ -156,11 +169,8 @@ def _kept(before, after):
 def test_the_trained_drafter_misses_nothing_of_remembered_rounds(name):
   drafter, states = _rounds(name)
   model, _, params = _scene(name)
-  propose = jax.jit(
-    lambda state: step.propose(
-      Decoder(model, drafter.trained, verify.chain), params, state
-    )[0]
-  )
+  decoder = Decoder(model, drafter.trained, _rule(name))
+  propose = jax.jit(lambda state: step.propose(decoder, params, state)[0])
   lengths = []
   for before, state in itertools.pairwise(states[:9]):
     lengths += _kept(before, state)[state.draft.is_remembered].tolist()
@@ -169,8 +179,14 @@ def test_the_trained_drafter_misses_nothing_of_remembered_rounds(name):
       state.draft.trained, over=np.zeros_like(state.done)
     )
     found = propose(dataclasses.replace(state, draft=own))
+    lengths_now = np.asarray(state.length)
     fresh = _start(
-      model, drafter.trained, params, state.tokens, np.asarray(state.length)
+      model,
+      drafter.trained,
+      params,
+      state.tokens,
+      lengths_now,
+      rule=_rule(name),
     )
     expected = propose(dataclasses.replace(fresh, limit=state.limit))
     assert np.all(np.asarray(found.tokens) >= 0)
@@ -311,8 +327,8 @@ def test_drawn_and_remembered_tokens_have_one_kind():
   drafter = drafters.Either(remembered=_SUFFIX, trained=chain, prior_kept=0.3)
   own = _with_store(params, _store(model))
   start = _start(model, drafter, own, _PROMPTS, _LENGTHS, temperature=1.0)
-  propose = functools.partial(step.propose, model=model, verify=verify.block)
-  draft, state = propose(own, start, drafter=drafter)
+  decoder = Decoder(model, drafter, verify.block)
+  draft, state = step.propose(decoder, own, start)
   assert draft.kind is DraftKind.SAMPLED
   assert state.is_remembered.tolist() == [True, False, False]
   tokens, probs = np.asarray(draft.tokens), np.asarray(draft.probs)
@@ -320,7 +336,8 @@ def test_drawn_and_remembered_tokens_have_one_kind():
   np.testing.assert_array_equal(probs[0], np.eye(_V)[tokens[0]])
   # The other rows equal what the trained drafter alone draws, bit for bit.
   alone = dataclasses.replace(start, draft=start.draft.trained)
-  expected, _ = propose(params, alone, drafter=drafter.trained)
+  decoder = Decoder(model, drafter.trained, verify.block)
+  expected, _ = step.propose(decoder, params, alone)
   np.testing.assert_array_equal(tokens[1:, :2], expected.tokens[1:])
   np.testing.assert_array_equal(probs[1:, :2], expected.probs[1:])
   assert 0 < probs[1:, :2].max() < 1

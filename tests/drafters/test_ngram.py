@@ -147,7 +147,7 @@ class _Watched(testing.HashModel):
 def test_where_no_row_has_a_match_the_target_reads_one_token(drafter, rule):
   model, params = _Watched(vocab_size=6), {'target': {}}
   state = decode.prefill(
-    Decoder(model, drafter, verify.chain),
+    Decoder(model, drafter, rule),
     params,
     np.asarray([[1, 2, 3], [4, 0, 0]]),
     np.asarray([3, 1]),
