@@ -33,7 +33,7 @@ class Settings:
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):  # type: ignore[arg-type]
       value = vars(self)[field.name]
-      if isinstance(value, list):
+      if isinstance(value, (list, range)):
         value = tuple(value)
         object.__setattr__(self, field.name, value)
       for rule in _rules(field.type, value):

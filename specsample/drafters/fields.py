@@ -23,9 +23,13 @@ def check_shape(drafter: Any) -> None:
   """
   name, given = type(drafter).__name__, drafter.layer_config or drafter.model
   if not hasattr(given, 'num_kv_heads'):
+    takes_config = any(
+      x.name == 'layer_config' for x in dataclasses.fields(drafter)
+    )
     raise ValueError(
       f'{name} has layers with the shape of {given}, which is not a '
-      'Transformer: choose a Transformer as the target, or give a layer_config'
+      'Transformer: choose a Transformer as the target'
+      f'{", or give a layer_config" if takes_config else ""}'
     )
   if given.dim != drafter.model.dim:
     raise ValueError(
