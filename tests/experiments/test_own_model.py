@@ -95,5 +95,5 @@ def test_the_layer_of_the_page_fits_its_model(
   assert make(layer_config=loadmine.layer()).shape.dim == model.dim
   with pytest.raises(ValueError, match='give a layer_config'):
     make()
-  with pytest.raises(ValueError, match='a Transformer as the target$'):
+  with pytest.raises(ValueError, match=r'a Transformer as the target$'):
     drafters.DraftModel(model=model, num_draft_tokens=2, layers=(0,))
