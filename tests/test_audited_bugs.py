@@ -17,6 +17,7 @@ import pytest
 from experiments.certificate.planted import bugs
 from experiments.certificate.planted import detectors
 from experiments.certificate.planted import rollouts
+from experiments.certificate.planted.bug import Bug
 from specsample import sampling as sampling_lib
 from specsample import testing
 from specsample import verify
@@ -79,7 +80,7 @@ def _of_second_call(change=lambda drafter: drafter):
   )
 
 
-def _audit(bug: bugs.Bug, given: Mapping[str, Any]) -> Audit | None:
+def _audit(bug: Bug, given: Mapping[str, Any]) -> Audit | None:
   """Returns the audit of one version of a bug; None if there is none."""
   version = functools.partial(bug.detector, **given)
   detector, args, given = version.func, version.args, version.keywords

@@ -99,8 +99,10 @@ class Batch(settings.Settings):
         row = checks.integers('prompt', job.prompt, 'give token ids')[None]
         lengths = np.asarray([row.size])
         request_lib.check_prompts(row, lengths, capacity, model)
-        certified.check_sampling(self.decoder, job.sampling)
     request = self._request(params, key, jobs[0].sampling)
+    for job in jobs:
+      with named(job.index):
+        certified.check_sampling(self.decoder, job.sampling)
     decode.check_rule(self.decoder, params, request)
 
   def run(

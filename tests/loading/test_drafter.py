@@ -241,7 +241,9 @@ def test_fewer_heads_are_the_first_ones(saved, trained, name):
     ValueError, match=r'is 4, but .* has heads for only 3: give'
   ):
     specsample.load_drafter(saved / name, _TARGET, 4)
-  with pytest.raises(ValueError, match='num_draft_tokens is 0: give at least 1'):
+  with pytest.raises(
+    ValueError, match='num_draft_tokens is 0: give at least 1'
+  ):
     specsample.load_drafter(saved / name, _TARGET, 0)
 
 
