@@ -16,7 +16,6 @@ from specsample.types import (
   Draft,
   Origin,
   StopReason,
-  TokenCounts,
   Verdict,
 )
 
@@ -141,6 +140,10 @@ def write(
     buffer, values, state.length, emission.count
   )
   rounds = jnp.broadcast_to(state.round[:, None], emission.tokens.shape)
+  counts = state.counts
+  if counts is not None:
+    generated = count_tokens(counts.generated, emission.tokens, emission.count)
+    counts = dataclasses.replace(counts, generated=generated)
   return dataclasses.replace(
     state,
     length=state.length + emission.count,
@@ -154,7 +157,7 @@ def write(
     proposed=_tally(state.proposed, drafts.depth(draft), state.done),
     accepted=_tally(state.accepted, emission.num_accepted, state.done),
     sampling=emission.sampling,
-    counts=_counts(state.counts, emission),
+    counts=counts,
   )
 
 
@@ -163,11 +166,8 @@ def _tally(histogram, index, done):
   return jnp.where(done[:, None], histogram, histogram + one)
 
 
-def _counts(counts, emission) -> TokenCounts | None:
-  """Adds the emitted tokens to the penalty counts; None without penalties."""
-  if counts is None:
-    return None
-  is_new = jnp.arange(emission.tokens.shape[1]) < emission.count[:, None]
+def count_tokens(counts: Array, tokens: Array, length: Array) -> Array:
+  """Adds the first length [B] of tokens [B, n] to their counts [B, V]."""
+  is_token = jnp.arange(tokens.shape[1]) < length[:, None]
   add = jax.vmap(lambda row, tokens, weights: row.at[tokens].add(weights))
-  generated = add(counts.generated, emission.tokens, is_new.astype(jnp.int32))
-  return dataclasses.replace(counts, generated=generated)
+  return add(counts, tokens, is_token.astype(jnp.int32))

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample import streams
-from specsample.loop import certified
+from specsample.loop import emission
 from specsample.loop import request as request_lib
 from specsample.loop.decoder import Decoder
-from specsample.types import Choices, DecodeState, Params, TokenCounts
+from specsample.types import ByChoice, Choices, DecodeState, Params, TokenCounts
 
 
 def state(
@@ -23,23 +23,19 @@ def state(
   """
   model, drafter = decoder.model, decoder.drafter
   batch, slots = request.tokens.shape
-  counts = None
-  if request.sampling.penalised:
-    is_token = jnp.arange(slots) < request.prompt_length[:, None]
-    generated = sharding.zeros(
-      (batch, model.vocab_size), jnp.int32, 'batch', None
-    )
-    add = jax.vmap(lambda row, tokens, weights: row.at[tokens].add(weights))
-    counts = TokenCounts(
-      prompt=add(generated, request.tokens, is_token.astype(jnp.int32)),
-      generated=generated,
-    )
-  row_keys = jax.vmap(streams.row_key, (None, 0))(
-    request.key, request.request_id
-  )
   per_row = lambda dtype: sharding.zeros((batch,), dtype, 'batch')
   table = lambda width, dtype: sharding.zeros(
     (batch, width), dtype, 'batch', None
+  )
+  counts = None
+  if request.sampling.penalised:
+    generated = table(model.vocab_size, jnp.int32)
+    prompt = emission.count_tokens(
+      generated, request.tokens, request.prompt_length
+    )
+    counts = TokenCounts(prompt=prompt, generated=generated)
+  row_keys = jax.vmap(streams.row_key, (None, 0))(
+    request.key, request.request_id
   )
   histogram = table(drafter.depth + 1, jnp.int32)
   # Rings must hold the largest chunk, whatever chunks this request is fed in.
@@ -48,7 +44,7 @@ def state(
   if request.log_probs:
     names = 'log_probs', 'warped_log_probs'
     records = {name: table(slots, jnp.float32) for name in names}
-  if certified.is_by_choice(decoder.verify):
+  if isinstance(decoder.verify, ByChoice):
     numbers = lambda: table(slots, jnp.int32)
     records = {'choices': Choices(scored=numbers(), ties=numbers())}
   return DecodeState(

@@ -127,6 +127,13 @@ def _extend(decoder, params, state, new, count, max_new_tokens):
   most = room(state, decoder.model)
   limit = jnp.minimum(length + max_new_tokens, most)
   is_cut = length + max_new_tokens > most
+  counts = state.counts
+  if counts is not None:  # all tokens so far count as prompt
+    prompt = counts.prompt + counts.generated
+    counts = TokenCounts(
+      prompt=emission.count_tokens(prompt, new, count),
+      generated=jnp.zeros_like(counts.generated),
+    )
   reason = jnp.where(is_cut, StopReason.CACHE_FULL, StopReason.MAX_NEW_TOKENS)
   return dataclasses.replace(
     state,
@@ -137,7 +144,7 @@ def _extend(decoder, params, state, new, count, max_new_tokens):
     limit_reason=reason.astype(jnp.int32),
     done=limit <= length,
     stop_reason=jnp.zeros_like(state.stop_reason),
-    counts=_counts(state.counts, new, count),
+    counts=counts,
     cache=cache,
     draft=draft,
   )
@@ -190,16 +197,3 @@ def _fed(
   if has_state:
     draft = drafter.resume(params, tokens, end + 1, draft)
   return cache, draft
-
-
-def _counts(counts, new, count) -> TokenCounts | None:
-  """Returns the penalty counts, with all tokens so far counted as prompt."""
-  if counts is None:
-    return None
-  is_new = jnp.arange(new.shape[1]) < count[:, None]
-  add = jax.vmap(lambda row, tokens, weights: row.at[tokens].add(weights))
-  prompt = counts.prompt + counts.generated
-  return TokenCounts(
-    prompt=add(prompt, new, is_new.astype(jnp.int32)),
-    generated=jnp.zeros_like(counts.generated),
-  )
