@@ -14,6 +14,7 @@ A field's type names the rule that its value must follow:
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import math
 import operator
 import typing
@@ -31,12 +32,13 @@ class Settings:
   """
 
   def __post_init__(self) -> None:
+    annotations = _annotations(type(self))
     for field in dataclasses.fields(self):  # type: ignore[arg-type]
       value = vars(self)[field.name]
       if isinstance(value, (list, range)):
         value = tuple(value)
         object.__setattr__(self, field.name, value)
-      for rule in _rules(field.type, value):
+      for rule in _rules(annotations[field.name], value):
         rule(f'{type(self).__name__}.{field.name}', value)
     self._check()
 
@@ -61,6 +63,15 @@ else:
       if instance is None:
         raise AttributeError(f'{owner.__name__} has no attribute {self._name}')
       return self._get(instance)
+
+
+@functools.cache
+def _annotations(cls):
+  # `from __future__ import annotations` leaves strings in `Field.type`.
+  try:
+    return typing.get_type_hints(cls, include_extras=True)
+  except NameError:  # a type that is imported for type checkers alone
+    return {field.name: field.type for field in dataclasses.fields(cls)}
 
 
 def _rules(annotation, value):

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import dataclasses
 import math
 from typing import Annotated, Any
