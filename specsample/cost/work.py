@@ -49,7 +49,7 @@ def share_of_experts(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Decoder:
+class DecoderShape:
   """The shape of a decoder with gated feed-forwards, as its cost depends on it.
 
   Attributes:

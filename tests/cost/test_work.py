@@ -19,7 +19,7 @@ _SIZES = {
   'mlp_dim': 12,
   'vocab_size': 20,
 }
-_LLAMA_70B = work.Decoder(
+_LLAMA_70B = work.DecoderShape(
   num_layers=80,
   dim=8192,
   num_heads=64,
@@ -38,7 +38,7 @@ def _sizes_of(model):
 @pytest.mark.parametrize('tied', [True, False])
 def test_weights_are_those_of_the_model(tied):
   model = transformer.Transformer(**_SIZES, tie_embeddings=tied, max_length=16)
-  decoder = work.Decoder(**_SIZES, tie_embeddings=tied, weight_bytes=4)
+  decoder = work.DecoderShape(**_SIZES, tie_embeddings=tied, weight_bytes=4)
   total, params = _sizes_of(model)
   assert decoder.num_weights() == total
   # An untied embedding table is not read as a whole, only one row per token.
@@ -51,7 +51,7 @@ def test_weights_of_experts_are_those_of_the_model():
     num_experts=8, num_per_token=2, mlp_dim=6, shared_dim=5, dense_layers=(0,)
   )
   model = transformer.Transformer(**_SIZES, max_length=16, experts=sent)
-  decoder = work.Decoder(
+  decoder = work.DecoderShape(
     **_SIZES,
     num_experts=8,
     num_per_token=2,
@@ -70,7 +70,7 @@ def test_weights_of_experts_are_those_of_the_model():
 
 def test_the_cache_is_that_of_the_model():
   model = transformer.Transformer(**_SIZES, max_length=16)
-  decoder = work.Decoder(**_SIZES, cache_bytes=4)
+  decoder = work.DecoderShape(**_SIZES, cache_bytes=4)
   size = lambda length: sum(
     leaf.size * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(

@@ -98,7 +98,7 @@ def test_a_target_that_is_trained_takes_three_times_as_many():
   found = operations.count(
     objective, _params(objective.drafter), _BATCH, trains_target=True
   )
-  of_target = work.Decoder(
+  of_target = work.DecoderShape(
     num_layers=2,
     dim=128,
     num_heads=4,
