@@ -349,6 +349,7 @@ class Model(Protocol):
     """Returns the logits [..., V] of hidden vectors [..., D]."""
 
 
+@runtime_checkable
 class Readable(Model, Protocol):
   """A model whose `apply` is `read` followed by `append`.
 

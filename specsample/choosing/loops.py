@@ -20,7 +20,7 @@ from specsample.loop import certified
 from specsample.loop import judging
 from specsample.loop import passes as passes_lib
 from specsample.loop import step
-from specsample.types import Array, Draft, DraftKind
+from specsample.types import Array, ByChoice, Draft, DraftKind
 
 
 def in_turns(
@@ -189,7 +189,7 @@ def _scored(decoder, params, now, draft, path):
   without drafts, whose unembedding would be left out if nothing depended on it.
   """
   output, cache = passes_lib.score(decoder, params, now, draft, path)
-  if certified.is_by_choice(decoder.verify):
+  if isinstance(decoder.verify, ByChoice):
     tokens, *_ = certified.choose(decoder, params, now, draft, output.hidden)
     moved = jnp.any(tokens < 0, axis=1)
   else:

@@ -8,7 +8,7 @@ more, some more are scored, and in the end the whole vocabulary.
 
 import dataclasses
 import functools
-from typing import Any, TypeGuard
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,6 @@ from specsample.types import (
   Draft,
   ModelOutput,
   Params,
-  Verifier,
 )
 
 _MADE = (
@@ -38,16 +37,11 @@ _MADE = (
 )
 
 
-def is_by_choice(verify: Verifier) -> TypeGuard[ByChoice]:
-  """Returns whether a rule is a `types.ByChoice`."""
-  return isinstance(verify, ByChoice)
-
-
 def check(
   decoder: Decoder, params: Params, sampling: Sampling, log_probs: bool
 ) -> None:
   """Checks the arguments of `decode.generate` if the rule is by choice."""
-  if not is_by_choice(decoder.verify):
+  if not isinstance(decoder.verify, ByChoice):
     return
   model: Any = decoder.model
   if log_probs:
@@ -79,7 +73,7 @@ def check(
 
 def check_sampling(decoder: Decoder, sampling: Sampling) -> None:
   """Raises ValueError for settings with which the rule cannot choose."""
-  if not is_by_choice(decoder.verify):
+  if not isinstance(decoder.verify, ByChoice):
     return
   if decoder.verify.positional:
     given = [

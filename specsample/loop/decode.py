@@ -121,11 +121,8 @@ def generate(
   # device is explicit, like the request's.
   most = jax.device_put(np.int32(state.tokens.shape[1]))
   state = run(decoder, params, state, conditions, most, None)
-  return finish(
-    state,
-    max_new_tokens=max_new_tokens,
-    batch_size=np.shape(prompts)[0],
-  )
+  batch_size = np.shape(prompts)[0]
+  return finish(state, max_new_tokens=max_new_tokens, batch_size=batch_size)
 
 
 def prefill(

@@ -4,7 +4,7 @@ import dataclasses
 
 from specsample import checks
 from specsample.drafter import Drafter
-from specsample.types import Model, Verifier
+from specsample.types import Model, Readable, Verifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Decoder:
   @property
   def is_readable(self) -> bool:
     """Whether the target is a `types.Readable`."""
-    return hasattr(self.model, 'read')
+    return isinstance(self.model, Readable)
 
   @property
   def widths(self) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ def verify(
   """
 
   def judged(output, covered):
-    if certified.is_by_choice(decoder.verify):
+    if isinstance(decoder.verify, types.ByChoice):
       output, found = certified.judged(decoder, params, state, covered, output)
     else:
       found = _by_distribution(decoder, state, covered, output)

@@ -30,13 +30,7 @@ from specsample.loop import request as request_lib
 from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.stopping import Stop
-from specsample.types import (
-  Array,
-  DecodeState,
-  Output,
-  Params,
-  StopReason,
-)
+from specsample.types import Array, DecodeState, Output, Params, StopReason
 
 # Prompts are padded to a multiple of this: those that fit into one prefill pass
 # then have few sizes, each with an executable of its own.

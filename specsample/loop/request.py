@@ -304,7 +304,7 @@ def check_state(decoder: Decoder, state: types.DecodeState) -> None:
       f'but the state was made for {known[0]} to a depth of {known[1]}: '
       'prefill with this drafter'
     )
-  if certified.is_by_choice(verify) and 'choices' not in state.records:
+  if isinstance(verify, types.ByChoice) and 'choices' not in state.records:
     raise ValueError(
       f'verify is {type(verify).__name__}, but the state was made without it, '
       'so what it needs was not checked: prefill with the same verify'
