@@ -18,6 +18,7 @@ from specsample.loading.drafter import save_drafter
 from specsample.loading.export import export_drafter
 from specsample.loading.load import load
 from specsample.loading.load import Loaded
+from specsample.loading.padding import match_vocabulary
 from specsample.loading.store_files import load_store
 from specsample.loading.store_files import save_store
 from specsample.loop.continuous import generate_all
@@ -36,7 +37,6 @@ from specsample.training.rollout import rollout
 from specsample.training.rollout import Rollouts
 from specsample.types import Origin, Output, StopReason
 from specsample.vocabularies import slem
-from specsample.vocabularies.padding import match_vocabulary
 from specsample.vocabularies.stop_texts import StopTexts
 from specsample.vocabularies.vocab_map import map_vocabulary
 from specsample.vocabularies.vocab_map import VocabMap

@@ -9,10 +9,10 @@ from etils import epath
 from specsample import drafters
 from specsample import files
 from specsample.loading import load as load_lib
+from specsample.loading import padding
 from specsample.loading.published import source as source_lib
 from specsample.models import config as config_lib
 from specsample.types import Params
-from specsample.vocabularies import padding
 
 # How many drafts the paper trains.
 _NUM_DRAFT_TOKENS = 8
