@@ -117,10 +117,11 @@ def generate(
     log_probs=log_probs,
   )
   run = _advance_and_keep if sharding.is_traced() else _advance
-  # Upper bound: every round emits at least one token. The transfer to the
+  # Upper bounds: every round emits at least one token. The transfer to the
   # device is explicit, like the request's.
-  most = jax.device_put(np.int32(state.tokens.shape[1]))
-  state = run(decoder, params, state, conditions, most, None)
+  num_rows, num_slots = state.tokens.shape
+  limits = jax.device_put((np.int32(num_slots), np.int32(num_rows)))
+  state = run(decoder, params, state, conditions, *limits)
   batch_size = np.shape(prompts)[0]
   return finish(state, max_new_tokens=max_new_tokens, batch_size=batch_size)
 
@@ -209,26 +210,28 @@ def advance(
       outside the vocabulary; or another argument does not fit.
   """
   conditions = stopping.placed(stop, decoder.model)
+  max_rounds = _limit('max_rounds', max_rounds)
+  max_finished = _limit('max_finished', max_finished)
   return _advance(decoder, params, state, conditions, max_rounds, max_finished)
+
+
+def _limit(name, value):
+  """Returns an int32; None is the largest, so that all calls share a loop."""
+  most = np.iinfo(np.int32).max
+  remedy = 'give one integer'
+  given = checks.integers(name, most if value is None else value, remedy)
+  if given.ndim:
+    raise ValueError(f'{name} has shape {given.shape}: {remedy}')
+  return given.clip(max=most).astype(np.int32)
 
 
 @functools.partial(jax.jit, static_argnames='decoder', donate_argnames='state')
 def _advance(decoder, params, state, stop, max_rounds, max_finished):
   request_lib.check_state(decoder, state)
   request_lib.check_params(decoder, params)
-  if max_rounds is None:
-    max_rounds = np.iinfo(np.int32).max
-  for name, value in (
-    ('max_rounds', max_rounds),
-    ('max_finished', 0 if max_finished is None else max_finished),
-  ):
-    remedy = 'give one integer'
-    if np.ndim(checks.integers(name, value, remedy)):
-      raise ValueError(f'{name} has shape {np.shape(value)}: {remedy}')
-
-  enough: Array | int = state.done.size
-  if max_finished is not None:
-    enough = jnp.minimum(enough, jnp.sum(state.done) + max_finished)
+  num_rows = state.done.size
+  enough = jnp.sum(state.done) + jnp.minimum(max_finished, num_rows)
+  enough = jnp.minimum(enough, num_rows)
 
   def cond(carry):
     state, rounds = carry

@@ -364,7 +364,7 @@ def test_a_row_that_is_cancelled_stays_as_it_is():
 
 def _lowered(decoder, params, state):
   stop = specsample.Stop().conditions(VOCAB)
-  return decode._advance.lower(decoder, params, state, stop, 4, None)
+  return decode._advance.lower(decoder, params, state, stop, 4, 99)
 
 
 def test_a_profile_can_tell_the_parts_of_a_round():

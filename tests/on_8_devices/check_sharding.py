@@ -63,7 +63,7 @@ def compiled_loop(mesh, rule, model=MODEL):
       max_new_tokens=8,
     )
     stop = stopping.placed(specsample.Stop(), model)
-    lowered = decode._advance.lower(decoder, arguments[0], state, stop, 8, None)
+    lowered = decode._advance.lower(decoder, arguments[0], state, stop, 8, 99)
   return hlo.Program(lowered.compile().as_text())
 
 

@@ -175,7 +175,7 @@ def generate(params, case, sampling):
     sampling=sampling,
     max_new_tokens=MAX_NEW_TOKENS,
   )
-  dynamic = stopping.placed(specsample.Stop(), TARGET), MAX_NEW_TOKENS, None
+  dynamic = stopping.placed(specsample.Stop(), TARGET), MAX_NEW_TOKENS, 99
   loop = decode._advance.lower(decoder, params, state, *dynamic).compile()
   state = loop(params, state, *dynamic)
   output = specsample.finish(
