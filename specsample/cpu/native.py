@@ -5,6 +5,7 @@ hash of all that it depends on. SPECSAMPLE_NATIVE=0 turns it off. Where it
 cannot be built, one line on stderr says why, and `is_available` returns False.
 """
 
+from collections.abc import Callable
 import contextlib
 import ctypes
 import functools
@@ -82,6 +83,23 @@ def is_used() -> bool:
   """Returns whether this process computes on a CPU without a mesh by it."""
   is_here = jax.default_backend() == 'cpu'
   return is_here and jax.sharding.get_abstract_mesh().empty and is_available()
+
+
+def on_cpu(
+  fast: Callable[..., Array], plain: Callable[..., Array]
+) -> Callable[..., Array]:
+  """Returns a function that calls `fast` on a CPU, and `plain` elsewhere.
+
+  Its gradient is that of `plain`.
+  """
+  with_gradient = jax.custom_vjp(fast)
+  with_gradient.defvjp(
+    lambda *arguments: (fast(*arguments), arguments),
+    lambda arguments, gradient: jax.vjp(plain, *arguments)[1](gradient),
+  )
+  return lambda *arguments: jax.lax.platform_dependent(
+    *arguments, cpu=with_gradient, default=plain
+  )
 
 
 def panel() -> tuple[int, int]:

@@ -179,21 +179,16 @@ def attend(
   Returns:
     [B, H, G * T, D] float32; zeros for a query that sees nothing.
   """
+  plain = lambda query, mask, keys, values, sinks: _attend(
+    query, mask, keys, values, softcap, sinks
+  )
   if not _is_native(query, keys, values):
-    return _attend(query, mask, keys, values, softcap, sinks)
+    return plain(query, mask, keys, values, sinks)
   if sinks is None:
     sinks = jnp.full((query.shape[1], query.shape[2]), _NEVER, jnp.float32)
-  return jax.lax.platform_dependent(
-    query,
-    mask,
-    keys,
-    values,
-    sinks.astype(jnp.float32),
-    cpu=functools.partial(_native, softcap or 0.0),
-    default=lambda query, mask, keys, values, sinks: _attend(
-      query, mask, keys, values, softcap, sinks
-    ),
-  )
+  fast = functools.partial(native.attention, softcap=softcap or 0.0)
+  sinks = sinks.astype(jnp.float32)
+  return native.on_cpu(fast, plain)(query, mask, keys, values, sinks)
 
 
 # The score of an entry that is not seen.
@@ -206,27 +201,6 @@ def _is_native(query, keys, values):
     for x in (query, *keys, *values)
   )
   return is_plain and native.is_used()
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _native(softcap, query, mask, keys, values, sinks):
-  return native.attention(query, mask, keys, values, sinks, softcap)
-
-
-def _native_forward(softcap, *arguments):
-  return _native(softcap, *arguments), arguments
-
-
-def _native_backward(softcap, saved, gradient):
-  query, mask, keys, values, sinks = saved
-  attend_by_xla = lambda query, keys, values, sinks: _attend(
-    query, mask, keys, values, softcap or None, sinks
-  )
-  found = jax.vjp(attend_by_xla, query, keys, values, sinks)[1](gradient)
-  return found[0], None, *found[1:]
-
-
-_native.defvjp(_native_forward, _native_backward)
 
 
 def _attend(query, mask, keys, values, softcap, sinks):

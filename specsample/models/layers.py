@@ -70,27 +70,10 @@ def apply_linears(x: Array, linears: Sequence[Linear]) -> list[Array]:
 
 def rms_normed(x: Array, eps: float) -> Array:
   """Returns x [..., n] in float32, divided by its root mean square."""
+  plain = functools.partial(_rms_normed, eps=eps)
   if x.dtype != jnp.float32 or not native.is_used():
-    return _rms_normed(x, eps)
-  return jax.lax.platform_dependent(
-    x,
-    cpu=functools.partial(_native_rms_normed, eps),
-    default=lambda x: _rms_normed(x, eps),
-  )
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _native_rms_normed(eps, x):
-  return native.norm(x, eps)
-
-
-def _norm_backward(eps, x, gradient):
-  return jax.vjp(lambda x: _rms_normed(x, eps), x)[1](gradient)
-
-
-_native_rms_normed.defvjp(
-  lambda eps, x: (native.norm(x, eps), x), _norm_backward
-)
+    return plain(x)
+  return native.on_cpu(functools.partial(native.norm, eps=eps), plain)(x)
 
 
 def _rms_normed(x, eps):
