@@ -3,11 +3,12 @@
 import hashlib
 import os
 import pathlib
+import platform
 
 
 def num_cores() -> int:
   """Returns how many of the machine's processors this process may use."""
-  if hasattr(os, 'sched_getaffinity'):  # on Linux
+  if platform.system() == 'Linux':
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 

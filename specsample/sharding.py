@@ -118,12 +118,6 @@ def make_mesh(
       f'num_slices is {num_slices} and data is {data}, but the slices hold '
       'equal parts of the data axis: make data a multiple of num_slices'
     )
-  slices = {getattr(device, 'slice_index', 0) for device in devices}
-  if num_slices > 1 and len(slices) != num_slices:
-    raise ValueError(
-      f'num_slices is {num_slices}, but the devices belong to {len(slices)} '
-      'slices: give the number of slices that there are'
-    )
   make: Any = mesh_utils.create_device_mesh
   if num_slices > 1:
     slices_shape = num_slices, 1, 1
@@ -131,7 +125,13 @@ def make_mesh(
       mesh_utils.create_hybrid_device_mesh, dcn_mesh_shape=slices_shape
     )
   shape = data // num_slices, sequence, model
-  grid = make(shape, devices=devices, allow_split_physical_axes=True)
+  try:
+    grid = make(shape, devices=devices, allow_split_physical_axes=True)
+  except ValueError as error:
+    raise ValueError(
+      f'num_slices is {num_slices}, but {error}: give the number of slices '
+      'that there are'
+    ) from error
   axes = {name: n for name, n in sizes.items() if name != 'model'}
   axes |= {f'model_{i}': n for i, n in enumerate(_prime_factors(model))}
   kind = AxisType.Explicit if explicit else AxisType.Auto

@@ -71,13 +71,12 @@ def _strftime_now(form):
   return datetime.datetime.now().strftime(form)
 
 
-def _limit(name, soft):
-  """Sets a soft limit, where the system has it."""
-  if sys.platform != 'win32':
-    kind = getattr(resource, name)
+def _limit(soft):
+  """Sets soft limits, each where the system has it."""
+  for kind, value in soft.items():
     try:
       _, hard = resource.getrlimit(kind)
-      resource.setrlimit(kind, (soft, hard))
+      resource.setrlimit(kind, (value, hard))
     except (OSError, ValueError):  # macOS knows no limit of memory
       pass
 
@@ -87,7 +86,8 @@ def _answer(request):
     # Counted from the start of the process, in whole seconds; the signal ends
     # it, whatever it is computing.
     used = math.ceil(time.process_time())
-    _limit('RLIMIT_CPU', used + request['seconds'])
+    if sys.platform != 'win32':
+      _limit({resource.RLIMIT_CPU: used + request['seconds']})
     text = _compile(request['template']).render(**request['variables'])
     return json.dumps({'text': text})
   except _ERRORS as error:
@@ -96,8 +96,9 @@ def _answer(request):
 
 def main() -> None:
   """Answers requests until there are no more."""
-  _limit('RLIMIT_AS', int(sys.argv[1]))
-  _limit('RLIMIT_FSIZE', 0)  # it writes no files
+  if sys.platform != 'win32':
+    # It writes no files.
+    _limit({resource.RLIMIT_AS: int(sys.argv[1]), resource.RLIMIT_FSIZE: 0})
   for line in sys.stdin:
     print(_answer(json.loads(line)), flush=True)
 
