@@ -55,6 +55,7 @@ _FILE_PATTERNS = (
   'mask_embedding.pt',
   'tokenizer*.json',
 )
+_NO_PICKLE = 'give a folder that save_drafter wrote'
 # Where the drafters that the library ships are: in an installed package, or in
 # the repository.
 _LIBRARY = pathlib.Path(__file__).parents[1]
@@ -69,8 +70,7 @@ def find(name: str) -> epath.Path:
   path = files.at(name).expanduser()
   if files.is_folder(path):
     return path
-  if path.suffix in huggingface.PICKLE_SUFFIXES:
-    raise ValueError(_pickle_message(path))
+  huggingface.refuse_pickles(path, remedy=_NO_PICKLE)
   reason = ''
   if load.is_hub_id(name) and not path.exists():
     try:
@@ -201,9 +201,8 @@ def check_present(path: epath.Path) -> None:
   """Raises ValueError if a file of a drafter's folder is missing."""
   if path.exists():
     return
-  for other in sorted(path.parent.iterdir()):
-    if other.suffix in huggingface.PICKLE_SUFFIXES:
-      raise ValueError(_pickle_message(other))
+  others = sorted(path.parent.iterdir())
+  huggingface.refuse_pickles(*others, remedy=_NO_PICKLE)
   raise ValueError(
     f'{path} is missing: give a folder that save_drafter finished writing'
   )
@@ -221,10 +220,3 @@ def _from_json(value, dtype):
     return checkpoint.from_json(value, dtype)
   # JSON has no tuples, and a drafter must be hashable.
   return tuple(value) if isinstance(value, list) else value
-
-
-def _pickle_message(path):
-  return (
-    f'{path} may be a pickle, which can run any code when it is read: give a '
-    'folder that save_drafter wrote'
-  )

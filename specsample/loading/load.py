@@ -178,8 +178,7 @@ def find(name: str) -> epath.Path | None:
 
 
 def _load_file(path, dtype, convert, with_tokenizer):
-  if path.suffix in huggingface.PICKLE_SUFFIXES:
-    raise ValueError(huggingface.pickle_message(path))
+  huggingface.refuse_pickles(path)
   if path.suffix != '.gguf':
     raise ValueError(
       f'{path} is not a GGUF file: give a .gguf file, or the folder that holds '
@@ -285,7 +284,8 @@ def download(name: str, patterns: Sequence[str]) -> pathlib.Path:
   try:
     folder = fetch(patterns)
     # Shards may have any names: in some they are layers-0.safetensors, ....
-    absent = huggingface.absent_shards(files.at(folder))
+    path = files.at(folder)
+    absent = huggingface.absent_files(path, huggingface.weight_files(path))
     return fetch([*patterns, *absent]) if absent else folder
   except (errors.HfHubHTTPError, OSError, ValueError) as error:
     reason = ' '.join(str(error).split())

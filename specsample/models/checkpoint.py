@@ -13,7 +13,6 @@ from specsample import files
 from specsample import sharding
 from specsample import text
 from specsample.models import attention
-from specsample.models import config as config_lib
 from specsample.models import experts
 from specsample.models import gated_delta
 from specsample.models import int8
@@ -35,13 +34,6 @@ _PARTS = {
   'latent': attention.Latent,
   'experts': experts.Experts,
   'delta': gated_delta.Delta,
-}
-_ROPE_SCALINGS = {
-  'linear': rotary.LinearRope,
-  'llama3': rotary.Llama3Rope,
-  'factors': rotary.FactorRope,
-  'yarn': rotary.YarnRope,
-  'proportional': rotary.ProportionalRope,
 }
 
 
@@ -127,7 +119,6 @@ def restore(
 
 
 def _read_model(folder: epath.Path, dtype: str) -> transformer.Transformer:
-  dtype = config_lib.dtype_name(dtype)
   config = folder / CONFIG_NAME
   content = files.read_json(config)
   try:
@@ -163,9 +154,8 @@ def to_json(model: transformer.Transformer) -> dict[str, Any]:
   """Returns a model's configuration, without its dtype, in JSON's types."""
   config = dataclasses.asdict(model)
   del config['dtype']
-  for name, scaling in _ROPE_SCALINGS.items():
-    if type(model.rope_scaling) is scaling:
-      config['rope_scaling'] = {'type': name} | config['rope_scaling']
+  if model.rope_scaling is not None:
+    config['rope_scaling']['type'] = rotary.name_of(model.rope_scaling)
   return {'family': _FAMILY} | config
 
 
@@ -175,12 +165,9 @@ def from_json(config: dict[str, Any], dtype: str) -> transformer.Transformer:
   family = fields.pop('family')
   if family != _FAMILY:
     raise ValueError(f'family is {family!r}')
-  scaling = fields['rope_scaling']
-  if scaling is not None:
-    kind = _ROPE_SCALINGS[scaling['type']]
-    fields['rope_scaling'] = kind(
-      **{name: scaling[name] for name in scaling.keys() - {'type'}}
-    )
+  if fields['rope_scaling'] is not None:
+    scaling = dict(fields['rope_scaling'])
+    fields['rope_scaling'] = rotary.SCALINGS[scaling.pop('type')](**scaling)
   for name, part in _PARTS.items():
     if fields.get(name) is not None:
       fields[name] = part(**fields[name])

@@ -13,88 +13,21 @@ from jax.typing import DTypeLike
 _MOST_LAYERS = 1000
 
 
+# How messages call the type of a value, and how values are told to have it.
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+  int: ('an integer', lambda x: type(x) is int),
+  float: ('a number', lambda x: type(x) in (int, float)),
+  bool: ('true or false', lambda x: type(x) is bool),
+  str: ('a string', lambda x: isinstance(x, str)),
+  dict: ('an object', lambda x: isinstance(x, dict)),
+  list[int]: ('a list of integers', lambda x: _is_list(x, int)),
+  list[str]: ('a list of strings', lambda x: _is_list(x, str)),
+}
+
+
 def _is_list(value, kind):
   return isinstance(value, list) and all(type(x) is kind for x in value)
 
-
-_KINDS: dict[str, Callable[[Any], bool]] = {
-  'an integer': lambda x: type(x) is int,
-  'a number': lambda x: type(x) in (int, float),
-  'true or false': lambda x: type(x) is bool,
-  'a string': lambda x: isinstance(x, str),
-  'a list of integers': lambda x: _is_list(x, int),
-  'a list of strings': lambda x: _is_list(x, str),
-  'an object': lambda x: isinstance(x, dict),
-  'true, false or a string': lambda x: isinstance(x, bool | str),
-}
-# What the values of these keys are, besides null, in config.json and in GGUF
-# files. A key that is not here cannot be read.
-_KEYS = {
-  'an integer': """
-    attention.head_count attention.head_count_kv attention.key_length
-    attention.sliding_window attention.sliding_window_pattern
-    backbone_hidden_size block_count block_size centroid_intermediate_top_k
-    context_length conv_group_size conv_kernel_size decoder_sparse_step
-    draft_vocab_size dspark_block_size dspark_markov_rank dspark_noise_token_id
-    embedding_length expert_count expert_intermediate_size feed_forward_length
-    first_k_dense_replace full_attention_interval global_head_dim head_dim
-    hidden_size hidden_size_per_layer_input intermediate_size kv_lora_rank
-    linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads
-    linear_num_value_heads linear_value_head_dim markov_rank mask_token_id
-    max_position_embeddings max_window_layers moe_intermediate_size
-    moe_layer_freq mtp_num_hidden_layers n_group n_routed_experts
-    n_shared_experts num_assistant_tokens num_attention_heads num_centroids
-    num_experts num_experts_per_tok num_global_key_value_heads num_hidden_layers
-    num_key_value_heads num_kv_shared_layers num_local_experts
-    num_nextn_predict_layers num_target_layers original_max_position_embeddings
-    pard_token ptd_token_id q_lora_rank qk_nope_head_dim qk_rope_head_dim
-    rope.dimension_count selector_rank selector_top_k
-    shared_expert_intermediate_size sliding_window sliding_window_pattern
-    swa_window_size target_hidden_size top_k_experts topk_group ttt_length
-    v_head_dim vocab_size vocab_size_per_layer_input
-  """,
-  'a number': """
-    attention.layer_norm_rms_epsilon attention_factor attention_value_scale
-    attn_logit_softcapping beta_fast beta_slow factor final_logit_softcapping
-    hidden_state_offset high_freq_factor input_embedding_scale logit_scale
-    low_freq_factor mscale mscale_all_dim output_multiplier
-    partial_rotary_factor query_pre_attn_scalar rms_norm_eps rope.freq_base
-    rope.freq_base_swa rope.scale_linear rope.scaling.factor
-    rope_local_base_freq rope_theta routed_scaling_factor swiglu_alpha
-    swiglu_limit
-  """,
-  'true or false': """
-    add_swa_attention_sink_bias attention_bias attention_k_eq_v
-    attention_sink_bias attn_output_gate causal causal_head
-    confidence_head_with_markov dflash_query_causal draft_shift
-    dspark_bonus_anchor eh_proj_before_attn embed_requires_grad enable_moe_block
-    fc_norm is_causal is_neox_style layernorms mlp_bias
-    mtp_use_dedicated_embeddings norm_before_fc norm_before_residual norm_output
-    norm_topk_prob return_hidden_post_norm rope_interleave rope_is_neox_style
-    sample_from_anchor sliding_window_non_causal tie_word_embeddings truncate
-    use_aux_hidden_state use_double_wide_mlp use_input_layernorm_in_first_layer
-    use_last_layernorm use_mtp_layernorm use_ordered_embeddings
-    use_sliding_window use_swa
-  """,
-  'a string': """
-    hidden_act hidden_activation mamba_ssm_dtype markov_head_type model_type
-    projector_type quant_method rope.scaling.type rope_type scoring_func
-    spd_type speculators_model_type topk_method type
-  """,
-  'a list of integers': """
-    aux_hidden_state_layer_ids aux_hidden_states_layer_ids
-    dspark_target_layer_ids eagle_aux_hidden_state_layer_ids layer_ids
-    mlp_only_layers target_layer_ids weight_block_size
-  """,
-  'a list of strings': 'layer_types',
-  'an object': """
-    dflash_config eagle_config full_attention per_layer_config
-    quantization_config rope_parameters rope_scaling sliding_attention
-    text_config transformer_layer_config
-  """,
-  'true, false or a string': 'use_bidirectional_attention',
-}
-_KIND_OF = {key: kind for kind, keys in _KEYS.items() for key in keys.split()}
 
 # A null at these keys takes the part away whatever the default is.
 _NULL_IS_NONE = {
@@ -130,13 +63,17 @@ class Config:
   values: Mapping[str, Any]
   origin: str  # the file, for messages
 
-  def get(self, key: str, default: Any = None) -> Any:
-    """Returns a value of the key's type, or the default if it is missing."""
-    kind, value = _KIND_OF[key], self.values.get(key)
+  def get(self, key: str, kind: Any, default: Any = None) -> Any:
+    """Returns a value of a type such as int, float (any number) or list[str].
+
+    If it is missing, that is the default.
+    """
+    value = self.values.get(key)
     if value is None:
       return default
-    if not _KINDS[kind](value):
-      raise self.unexpected(key, kind)
+    expected, is_right = _KINDS[kind]
+    if not is_right(value):
+      raise self.unexpected(key, expected)
     return value
 
   def has(self, key: str) -> bool:
@@ -159,9 +96,9 @@ class Config:
         raise self.unexpected(key, 'a value, or no such key')
     return Config({**defaults, **given}, self.origin)
 
-  def of_one(self, *keys: str) -> Any:
-    """Returns the value of keys that mean the same; see `agreed`."""
-    return self.agreed({key: self.get(key) for key in keys})
+  def of_one(self, kind: Any, *keys: str) -> Any:
+    """Returns the value of keys that mean the same; see `get` and `agreed`."""
+    return self.agreed({key: self.get(key, kind) for key in keys})
 
   def agreed(self, values: Mapping[str, Any]) -> Any:
     """Returns the one of values of the same meaning, None if all are None."""
@@ -176,16 +113,18 @@ class Config:
 
   def size(self, key: str, default: int | None = None) -> int:
     """Returns an integer of at least 1."""
-    value = self.get(key, default)
+    value = self.get(key, int, default)
     if value is None or value < 1:
       raise self.unexpected(key, 'an integer of at least 1')
     return value
 
   def size_of_one(self, *keys: str, default: int | None = None) -> int:
     """Returns an integer of at least 1 at one of keys that mean the same."""
-    self.of_one(*keys)
-    given = [key for key in keys if self.get(key) is not None]
-    return self.size((given or keys)[0], default)
+    found = self.of_one(int, *keys)
+    given = next(
+      (key for key in keys if self.values.get(key) == found), keys[0]
+    )
+    return self.size(given, default)
 
   def layers(self, key: str, most: int = _MOST_LAYERS) -> int:
     """Returns a number of layers, an integer from 1 to `most`."""
@@ -196,31 +135,29 @@ class Config:
 
   def number(self, key: str, default: float | None = None) -> float:
     """Returns a finite number above 0."""
-    value = self.get(key, default)
+    value = self.get(key, float, default)
     if value is None or not 0 < value < math.inf:
       raise self.unexpected(key, 'a number above 0')
     return float(value)
 
   def optional_size(self, key: str) -> int | None:
     """Returns an integer of at least 1, or None if it is missing."""
-    return None if self.get(key) is None else self.size(key)
+    return None if self.values.get(key) is None else self.size(key)
 
   def optional_number(self, key: str) -> float | None:
     """Returns a number above 0, or None if it is missing."""
-    return None if self.get(key) is None else self.number(key)
+    return None if self.values.get(key) is None else self.number(key)
 
   def flag(self, key: str, default: bool = False) -> bool:
     """Returns true or false."""
-    return self.get(key, default)
-
-  def checked(self, key: str, default: Any = None) -> Any:
-    """Returns a size, a number or a flag, as the key's type says."""
-    readers = {'an integer': self.size, 'a number': self.number}
-    return readers.get(_KIND_OF[key], self.flag)(key, default)
+    return self.get(key, bool, default)
 
   def only(self, key: str, supported: Any) -> None:
     """Raises ValueError unless the value is missing or the supported one."""
-    value = self.get(key, supported)
+    kind = float if type(supported) is int else type(supported)
+    value = self.values.get(key)
+    if supported is not None:
+      value = self.get(key, kind, supported)
     if value != supported:
       raise ValueError(
         f'{self.origin}: {key} is {value!r}, but only {supported!r} is '
@@ -229,7 +166,7 @@ class Config:
 
   def part(self, key: str) -> 'Config':
     """Returns the object at a key, empty if it is missing."""
-    return Config(self.get(key, {}), self.origin)
+    return Config(self.get(key, dict, {}), self.origin)
 
   def unexpected(self, key: str, expected: str) -> ValueError:
     """Returns the error for a value that is not what was expected."""

@@ -1,11 +1,8 @@
 """DeepSeek-V3 (2412.19437): latent attention, routed and shared experts."""
 
-import re
-
 import numpy as np
 
 from specsample.models import attention
-from specsample.models import config as config_lib
 from specsample.models import experts
 from specsample.models import family
 from specsample.models import llama
@@ -29,12 +26,10 @@ _NAMES = (
 )
 
 
-def _deepseek_v3(
-  config: config_lib.Config, dtype: str
-) -> transformer.Transformer:
+def _deepseek_v3(config):
   # Latent attention has as many key-value heads as heads: take the defaults.
   config = config.changed({'num_key_value_heads': None, 'head_dim': None})
-  fields = llama.shape(config, dtype) | llama.rope(config)
+  fields = llama.shape(config) | llama.rope(config)
   latent = attention.Latent(
     kv_rank=config.size('kv_lora_rank'),
     rope_dim=config.size('qk_rope_head_dim'),
@@ -43,13 +38,12 @@ def _deepseek_v3(
     query_rank=config.optional_size('q_lora_rank'),
   )
   hidden = config.size('moe_intermediate_size')
-  num_dense = config.get('first_k_dense_replace')
+  num_dense = config.get('first_k_dense_replace', int)
   names = 'n_routed_experts', 'num_local_experts'
-  return transformer.Transformer(
-    **fields,
-    latent=latent,
-    query_scale=_query_scale(latent, config),
-    experts=experts.Experts(
+  return fields | {
+    'latent': latent,
+    'query_scale': _query_scale(latent, config),
+    'experts': experts.Experts(
       num_experts=config.size_of_one(*names, default=256),
       num_per_token=config.size('num_experts_per_tok'),
       mlp_dim=hidden,
@@ -64,15 +58,15 @@ def _deepseek_v3(
       groups_per_token=config.size('topk_group'),
       shared_dim=hidden * config.size('n_shared_experts'),
     ),
-  )
+  }
 
 
 def _query_scale(latent, config):
   """Returns the query scale, times growth**2 if YaRN has mscale_all_dim."""
   rope = llama.rope_part(config)
   scale = (latent.head_dim + latent.rope_dim) ** -0.5
-  weight = rope.get('mscale_all_dim', 0)
-  is_plain = rope.of_one('rope_type', 'type') in (None, 'default')
+  weight = rope.get('mscale_all_dim', float, 0)
+  is_plain = rope.of_one(str, 'rope_type', 'type') in (None, 'default')
   if is_plain or not weight:
     return scale
   growth = llama.yarn_growth(
@@ -81,45 +75,34 @@ def _query_scale(latent, config):
   return scale * growth**2
 
 
-def _own_name(name):
-  """Returns the name in `_NAMES`, where q_b_proj is called q_proj.
-
-  Queries are made of the input (q_proj), or of a vector that is made of it.
-  """
-  return family.own_name(name.replace('.q_b_proj.', '.q_proj.'))
-
-
-def _divided(
-  model: transformer.Transformer, file: tensors.TensorFile
-) -> tensors.Tensors:
+def _parts(model: transformer.Transformer) -> tensors.Parts:
   """Orders the rotated rows as `rotary.rotate` expects them.
 
-  They are the last ones of each head, stored as interleaved pairs.
+  They are the last ones of each head, stored as interleaved pairs. Queries are
+  made of the input (q_proj), or of a vector that is made of it (q_b_proj).
   """
-  latent, found = model.latent, file.tensors()
+  latent = model.latent
   if latent is None:  # a target of another family than the folder's
-    return found
-  for name, tensor in found.items():
-    match = re.search(r'\.(q_proj|kv_a_proj_with_mqa)\.', name)
-    if match is None:
-      continue
-    plain, count = latent.kv_rank, 1
-    if match[1] == 'q_proj':
-      plain, count = latent.head_dim, model.num_heads
+    return {}
+  found = {}
+  for end, plain, count in (
+    ('.q_proj.weight', latent.head_dim, model.num_heads),
+    ('.q_b_proj.weight', latent.head_dim, model.num_heads),
+    ('.kv_a_proj_with_mqa.weight', latent.kv_rank, 1),
+  ):
     size = plain + latent.rope_dim
     pairs = np.arange(plain, size).reshape(-1, 2).T.reshape(-1)
     order = np.concatenate([np.arange(plain), pairs])
     rows = (np.arange(count)[:, None] * size + order).reshape(-1)
-    if len(rows) == tensor.shape[0]:
-      found[name] = tensors.Rows(tensor, rows)
+    own = end.replace('q_b_proj', 'q_proj')
+    found[end] = {own: tensors.Part((0, 1), 0, rows)}
   return found
 
 
 DEEPSEEK_V3 = family.Family(
   _deepseek_v3,
   _NAMES,
-  _own_name,
-  _divided,
+  _parts,
   defaults={
     'max_position_embeddings': 4096,
     'rms_norm_eps': 1e-6,

@@ -13,6 +13,8 @@ from specsample.models import transformer
 _KEYS = {
   'num_heads': 'num_attention_heads',
   'num_kv_heads': 'num_key_value_heads',
+  'num_shared': 'num_kv_shared_layers',
+  'sliding_layers': 'layer_types',
   'num_per_token': 'num_experts_per_tok',
   'num_groups': 'n_group',
   'groups_per_token': 'topk_group',
@@ -21,14 +23,26 @@ _KEYS = {
 }
 
 
+# Those of tensors that read images and sounds begin with these.
+_NOT_OF_TEXT = (
+  *('vision_tower.', 'multi_modal_projector.', 'audio_tower.', 'visual.'),
+  *('embed_vision.', 'embed_audio.', 'vision_embedder.'),
+)
+
+
 def own_name(name: str) -> str | None:
   """Returns a tensor's name in `Family.names`, None if it is not read.
 
-  Some folders leave out the `model.` that other names begin with. Old ones hold
-  rotary frequencies, which are now computed from the configuration.
+  The layers are those of the text model in one of text and images. Some folders
+  leave out the `model.` that other names begin with. Old ones hold rotary
+  frequencies, which are now computed from the configuration.
   """
+  if name.removeprefix('model.').startswith(_NOT_OF_TEXT):
+    return None
   if name.endswith('.rotary_emb.inv_freq'):
     return None
+  name = name.removeprefix('language_model.')
+  name = name.replace('model.language_model.', 'model.', 1)
   if name.startswith(('embed_tokens.', 'layers.', 'norm.')):
     return f'model.{name}'
   return name
@@ -42,7 +56,7 @@ def of_layers(names: Mapping[str, str]) -> dict[str, str]:
   }
 
 
-def text_part(config: config_lib.Config) -> config_lib.Config:
+def _text_part(config):
   """Returns the configuration of the text model in one of text and images.
 
   The outer tie_word_embeddings decides, as in transformers, if it is there. The
@@ -52,7 +66,7 @@ def text_part(config: config_lib.Config) -> config_lib.Config:
   if not text.values:
     return config
   key = 'tie_word_embeddings'
-  tied = config.get(key, text.get(key))
+  tied = config.get(key, bool, text.get(key, bool))
   return text if tied is None else text.changed({key: tied})
 
 
@@ -61,47 +75,40 @@ class Family:
   """The rules for reading a family's configuration and tensors.
 
   Attributes:
-    make: makes the model from the configuration of the text model, in which
-      defaults are filled in, and a dtype.
+    fields: returns the fields of the `Transformer`, but the dtype, given the
+      configuration of the text model, in which defaults are filled in.
     names: the tensor of each parameter, as for `tensors.fill`; '*' stands for
       the numbers of the experts, whose tensors are stacked.
-    own_name: maps a tensor's name in a file to its name in `names`, or to None
-      if it is not read.
-    divided: given the model and the tensors by the names in `names`, returns
-      the tensors, with those that hold several parameters divided, and rows in
-      the order of the library.
+    parts: given the model, returns the parts of tensors that hold several
+      parameters, have rows in another order than the library's, or another
+      name than in `names`.
     check: raises ValueError for values that were converted.
     defaults: the values of keys that config.json leaves out, those of the
       family's class in transformers.
     only: the settings of which only one value is supported.
-    text: returns the configuration of the text model alone.
     mtp_prefix: begins the names of a single module for multi-token prediction;
       None if modules are stored as layers after the last one.
   """
 
-  make: Callable[[config_lib.Config, str], transformer.Transformer]
+  fields: Callable[[config_lib.Config], Mapping[str, Any]]
   names: Mapping[str, str]
-  own_name: Callable[[str], str | None] = own_name
-  divided: Callable[
-    [transformer.Transformer, tensors.TensorFile], tensors.Tensors
-  ] = lambda model, file: file.tensors()
+  parts: Callable[[transformer.Transformer], tensors.Parts] = lambda model: {}
   check: Callable[[tensors.TensorFile], None] = lambda file: None
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   only: Mapping[str, Any] = dataclasses.field(
     default_factory=lambda: {'hidden_act': 'silu'}
   )
-  text: Callable[[config_lib.Config], config_lib.Config] = lambda config: config
   mtp_prefix: str | None = None
 
   def model(
     self, config: config_lib.Config, dtype: str
   ) -> transformer.Transformer:
     """Returns the model of a config.json."""
-    config = self.text(config).filled(self.defaults)
+    config = _text_part(config).filled(self.defaults)
     for key, supported in self.only.items():
       config.only(key, supported)
     try:
-      return self.make(config, dtype)
+      return transformer.Transformer(**self.fields(config), dtype=dtype)
     except ValueError as error:
       if str(error).startswith(config.origin):
         raise

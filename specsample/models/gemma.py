@@ -41,31 +41,23 @@ _DEFAULTS = llama.DEFAULTS | {
 }
 
 
-def _shape(config, dtype, step):
+def _shape(config, step):
   """Returns the fields that both generations share.
 
   Every `step`-th layer has no window, if the configuration does not say.
   """
-  has_bias = config.flag('attention_bias')
-  shape = llama.shape(config, dtype, _full_rope(config))
+  shape = llama.shape(config)
+  step = config.size('sliding_window_pattern', step)
   return {
     **shape,
     **fields(shape['dim']),
-    'attention_bias': has_bias,
-    'attention_out_bias': has_bias,
+    **llama.biases(config),
     'query_scale': config.number('query_pre_attn_scalar') ** -0.5,
     'attention_softcap': config.optional_number('attn_logit_softcapping'),
     'logit_softcap': config.optional_number('final_logit_softcapping'),
     'sliding_window': config.size('sliding_window'),
     'sliding_layers': _sliding_layers(config, shape['num_layers'], step),
   }
-
-
-def _full_rope(config):
-  """Returns the rope of the layers without a window, None if all have one."""
-  of_kinds = config.part('rope_parameters')
-  key = 'full_attention'
-  return of_kinds.part(key) if of_kinds.has(key) else None
 
 
 def _local_theta(of_kinds):
@@ -78,25 +70,16 @@ def _local_theta(of_kinds):
 
 
 def _sliding_layers(config, num_layers, step):
-  if config.get('layer_types') is None:
-    step = config.size('sliding_window_pattern', step)
-    return sliding_layers(num_layers, step)
-  return llama.layers_of_kind(config, 'sliding_attention')
+  default = llama.all_but_every(step, num_layers)
+  return llama.layers_of_kind(config, 'sliding_attention', default)
 
 
-def sliding_layers(num_layers: int, step: int) -> tuple[int, ...]:
-  """Returns the layers with a window, if every `step`-th layer has none."""
-  return tuple(i for i in range(num_layers) if (i + 1) % step)
+def _gemma2(config):
+  return _shape(config, step=2) | llama.rope(config)
 
 
-def _gemma2(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  fields = _shape(config, dtype, step=2)
-  return transformer.Transformer(**fields, **llama.rope(config))
-
-
-def _gemma3(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  fields = _shape(config, dtype, step=6)
-  return transformer.Transformer(**fields, qk_norm=True, **_gemma3_rope(config))
+def _gemma3(config):
+  return _shape(config, step=6) | _gemma3_rope(config) | {'qk_norm': True}
 
 
 def _gemma3_rope(config):
@@ -115,25 +98,10 @@ def _gemma3_rope(config):
       ('rope_theta', full['rope_theta']),
       (old_name, local_theta),
     ):
-      config.agreed({key: config.get(key), 'that of rope_parameters': theta})
+      config.agreed(
+        {key: config.get(key, float), 'that of rope_parameters': theta}
+      )
   return full | {'sliding_rope_theta': local_theta}
-
-
-def _name_of_text(name):
-  """Returns a text tensor's name from either layout; None for image tensors."""
-  of_images = (
-    'vision_tower.',
-    'multi_modal_projector.',
-    'audio_tower.',
-    'embed_vision.',
-    'embed_audio.',
-    'vision_embedder.',
-  )
-  if name.removeprefix('model.').startswith(of_images):
-    return None
-  name = name.removeprefix('language_model.')
-  name = name.replace('model.language_model.', 'model.', 1)
-  return family.own_name(name)
 
 
 _ACTIVATION = {'hidden_activation': 'gelu_pytorch_tanh'}
@@ -157,11 +125,7 @@ GEMMA3 = family.Family(
   defaults=_DEFAULTS
   | {'vocab_size': 262_208, 'max_position_embeddings': 131_072},
 )
-# Only the text model, without the part that reads images.
-GEMMA3_WITH_IMAGES = dataclasses.replace(
-  GEMMA3, own_name=_name_of_text, text=family.text_part
-)
-
+_FUSED = 'experts.gate_up_proj'
 _GATE, _UP = ' (gates)', ' (other inputs)'  # named so in messages
 _NAMES4 = (
   _NAMES
@@ -182,8 +146,8 @@ _NAMES4 = (
       'beside.experts.router.kernel': 'router.proj.weight',
       'beside.experts.router_scale': 'router.scale',
       'beside.experts.router_factors': 'router.per_expert_scale',
-      'beside.experts.expert_gate.kernel': 'experts.gate_up_proj' + _GATE,
-      'beside.experts.expert_up.kernel': 'experts.gate_up_proj' + _UP,
+      'beside.experts.expert_gate.kernel': _FUSED + _GATE,
+      'beside.experts.expert_up.kernel': _FUSED + _UP,
       'beside.experts.expert_down.kernel': 'experts.down_proj',
     }
   )
@@ -198,57 +162,46 @@ _ROPE4 = {
 }
 
 
-def _gemma4(config: config_lib.Config, dtype: str) -> transformer.Transformer:
+def _gemma4(config):
   # Text is causal; images may not be.
-  if config.get('use_bidirectional_attention') != 'vision':
+  if config.values.get('use_bidirectional_attention') != 'vision':
     config.only('use_bidirectional_attention', None)
-  shape = llama.shape(config, dtype, _full_rope(config))
+  shape = llama.shape(config)
   num_layers = shape['num_layers']
-  sliding = sliding_layers(num_layers, 6)
-  if config.get('layer_types') is not None:
-    sliding = llama.layers_of_kind(config, 'sliding_attention')
+  sliding = _sliding_layers(config, num_layers, step=6)
   # The last layer never has one.
   sliding = tuple(i for i in sliding if i < num_layers - 1)
   key = 'hidden_size_per_layer_input'
-  has_inputs = config.get(key) not in (None, 0)
+  has_inputs = config.get(key, int) not in (None, 0)
   if has_inputs:
     config.only('vocab_size_per_layer_input', shape['vocab_size'])
-  num_shared = config.get('num_kv_shared_layers', 0)
+  num_shared = config.get('num_kv_shared_layers', int, 0)
   if num_shared not in range(num_layers):
     raise config.unexpected(
       'num_kv_shared_layers', f'an integer from 0 to {num_layers - 1}'
     )
   is_wide = config.flag('use_double_wide_mlp')
-  made = transformer.Transformer(
+  return {
     **shape,
     **_rope4(config),
     **_full_sizes(config, sliding, num_layers),
-    activation='gelu_tanh',
-    has_wide_norms=True,
-    has_post_norms=True,
-    embedding_scale=math.sqrt(shape['dim']),
-    logit_softcap=config.optional_number('final_logit_softcapping'),
-    qk_norm=True,
-    query_scale=1.0,
-    sliding_window=config.size('sliding_window'),
-    sliding_layers=sliding,
-    values_are_keys=config.flag('attention_k_eq_v'),
-    has_value_norm=True,
-    num_shared=num_shared,
-    shared_mlp_dim=2 * shape['mlp_dim'] if is_wide else None,
-    layer_input_dim=config.size(key) if has_inputs else 0,
-    has_layer_scalars=True,
-    experts=_experts4(config) if config.flag('enable_moe_block') else None,
-  )
-  try:
-    for layer in range(num_layers):
-      made.kv_source(layer)
-  except ValueError as error:
-    raise ValueError(
-      f'{config.origin}: num_kv_shared_layers and layer_types do not fit each '
-      f'other ({error})'
-    ) from error
-  return made
+    'activation': 'gelu_tanh',
+    'has_wide_norms': True,
+    'has_post_norms': True,
+    'embedding_scale': math.sqrt(shape['dim']),
+    'logit_softcap': config.optional_number('final_logit_softcapping'),
+    'qk_norm': True,
+    'query_scale': 1.0,
+    'sliding_window': config.size('sliding_window'),
+    'sliding_layers': sliding,
+    'values_are_keys': config.flag('attention_k_eq_v'),
+    'has_value_norm': True,
+    'num_shared': num_shared,
+    'shared_mlp_dim': 2 * shape['mlp_dim'] if is_wide else None,
+    'layer_input_dim': config.size(key) if has_inputs else 0,
+    'has_layer_scalars': True,
+    'experts': _experts4(config) if config.flag('enable_moe_block') else None,
+  }
 
 
 def _full_sizes(config, sliding, num_layers):
@@ -256,7 +209,7 @@ def _full_sizes(config, sliding, num_layers):
 
   transformers has written them by layer since version 5.15.
   """
-  if config.get('per_layer_config') is None:
+  if config.get('per_layer_config', dict) is None:
     of_all = config.size('num_key_value_heads')
     own = config.size('num_global_key_value_heads', of_all)
     return {
@@ -286,7 +239,7 @@ def _full_sizes(config, sliding, num_layers):
 def _rope4(config):
   of_kinds = config.part('rope_parameters')
   full = of_kinds.part('full_attention')
-  if full.of_one('rope_type', 'type') != 'proportional':
+  if full.of_one(str, 'rope_type', 'type') != 'proportional':
     raise full.unexpected('rope_type', "'proportional'")
   full.only('factor', 1.0)
   share = full.number('partial_rotary_factor', 1.0)
@@ -307,19 +260,18 @@ def _experts4(config):
   )
 
 
-def _divided4(
-  model: transformer.Transformer, file: tensors.TensorFile
-) -> tensors.Tensors:
+def _parts4(model: transformer.Transformer) -> tensors.Parts:
   """Divides the matrices of all experts, [E, out, in]."""
-  found = {'.embed_tokens_per_layer.weight': {'': tensors.Part((1, 0))}}
+  of_layers = '.embed_tokens_per_layer.weight'
+  found = {of_layers: {of_layers: tensors.Part((1, 0))}}
   if model.experts is not None:
-    size, order = model.experts.mlp_dim, (1, 2, 0)
-    found['.experts.gate_up_proj'] = {
-      _GATE: tensors.Part(order, axis=1, stop=size),
-      _UP: tensors.Part(order, axis=1, start=size),
+    size, order, down = model.experts.mlp_dim, (1, 2, 0), 'experts.down_proj'
+    found[_FUSED] = {
+      _FUSED + _GATE: tensors.Part(order, 1, range(size)),
+      _FUSED + _UP: tensors.Part(order, 1, range(size, 2 * size)),
     }
-    found['.experts.down_proj'] = {'': tensors.Part(order)}
-  return tensors.divided(file.tensors(), found)
+    found[down] = {down: tensors.Part(order)}
+  return found
 
 
 # What a drafter's layers do not have.
@@ -362,7 +314,7 @@ def drafter_layers(
   for key, supported in _NOT_IN_DRAFTERS.items():
     config.only(key, supported)
   kinds = ['full_attention'] * config.layers('num_hidden_layers')
-  if config.get('layer_types', kinds) != kinds:
+  if config.get('layer_types', list[str], kinds) != kinds:
     raise config.unexpected('layer_types', f'{kinds}, without a window')
   values = {
     'layer_types': kinds,
@@ -390,8 +342,7 @@ def drafter_layers(
 GEMMA4 = family.Family(
   _gemma4,
   _NAMES4,
-  own_name=_name_of_text,
-  divided=_divided4,
+  parts=_parts4,
   only=_ACTIVATION | {'attention_bias': False, 'rope_scaling': None},
   defaults=llama.DEFAULTS
   | {
@@ -408,4 +359,3 @@ GEMMA4 = family.Family(
     'rope_parameters': _ROPE4,
   },
 )
-GEMMA4_WITH_IMAGES = dataclasses.replace(GEMMA4, text=family.text_part)

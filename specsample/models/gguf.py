@@ -20,6 +20,7 @@ import numpy as np
 from specsample import files
 from specsample.models import config as config_lib
 from specsample.models import gemma
+from specsample.models import llama
 from specsample.models import rotary
 from specsample.models import tensors
 from specsample.models import transformer
@@ -188,7 +189,6 @@ def load(
   On a mesh each process dequantises whole tensors and keeps its parts. See
   `tensors.fill` for `convert`.
   """
-  dtype = config_lib.dtype_name(dtype)
   with Reader(path) as reader:
     architecture, model = model_of(reader, dtype)
     prepared = prepare(reader.metadata)
@@ -233,9 +233,9 @@ def model_of(reader: Reader, dtype: str) -> tuple[str, transformer.Transformer]:
     if key.startswith(prefix)
   }
   config = config_lib.Config(values, origin)
-  if config.get('expert_count'):
+  if config.get('expert_count', int):
     raise ValueError(
-      f'{origin} is a mixture of {config.get("expert_count")} experts, which '
+      f'{origin} is a mixture of {values["expert_count"]} experts, which '
       'is not supported: load a dense model, or a folder of safetensors'
     )
   size, number = config.size, config.number
@@ -278,14 +278,14 @@ def _gemma3(config, fields):
   if num_layers == 62:  # the 27B model
     per_head = fields['dim'] / fields['num_heads']
   return gemma.fields(fields['dim']) | {
-    'sliding_layers': gemma.sliding_layers(num_layers, step),
+    'sliding_layers': llama.all_but_every(step, num_layers),
     'sliding_rope_theta': config.number('rope.freq_base_swa', 10_000.0),
     'query_scale': per_head**-0.5,
   }
 
 
 def _rope_scaling(config, head_dim, reader):
-  rotated = config.get('rope.dimension_count', head_dim)
+  rotated = config.get('rope.dimension_count', int, head_dim)
   if rotated != head_dim:
     raise ValueError(
       f'{reader.path}: {rotated} of {head_dim} dimensions are rotated, which '
@@ -302,7 +302,7 @@ def _rope_scaling(config, head_dim, reader):
   # The first is the factor's name from before there were types.
   keys = ('rope.scale_linear', 'rope.scaling.factor')
   key = next((key for key in keys if config.has(key)), None)
-  kind = config.get('rope.scaling.type', 'linear' if key else 'none')
+  kind = config.get('rope.scaling.type', str, 'linear' if key else 'none')
   if kind == 'none':
     return None
   if kind != 'linear' or key is None:

@@ -1,13 +1,12 @@
 """gpt-oss (OpenAI, 2508.10925): attention sinks, and experts with biases."""
 
-from specsample.models import config as config_lib
 from specsample.models import experts
 from specsample.models import family
 from specsample.models import llama
 from specsample.models import tensors
 from specsample.models import transformer
 
-_FUSED = 'mlp.experts.gate_up_proj'
+_FUSED, _DOWN = 'mlp.experts.gate_up_proj', 'mlp.experts.down_proj'
 _GATE, _UP = ' (gates)', ' (other inputs)'  # named so in messages
 _NAMES = llama.NAMES | family.of_layers(
   {
@@ -18,23 +17,10 @@ _NAMES = llama.NAMES | family.of_layers(
     'mlp.expert_gate.bias': _FUSED + '_bias' + _GATE,
     'mlp.expert_up.kernel': _FUSED + _UP,
     'mlp.expert_up.bias': _FUSED + '_bias' + _UP,
-    'mlp.expert_down.kernel': 'mlp.experts.down_proj',
-    'mlp.expert_out_bias': 'mlp.experts.down_proj_bias',
+    'mlp.expert_down.kernel': _DOWN,
+    'mlp.expert_out_bias': _DOWN + '_bias',
   }
 )
-# Stored as [E, in, out], where gates and other inputs alternate.
-_PARTS = {
-  '.experts.gate_up_proj': {
-    _GATE: tensors.Part((2, 1, 0), axis=2, start=0, step=2),
-    _UP: tensors.Part((2, 1, 0), axis=2, start=1, step=2),
-  },
-  '.experts.gate_up_proj_bias': {
-    _GATE: tensors.Part((1, 0), axis=1, start=0, step=2),
-    _UP: tensors.Part((1, 0), axis=1, start=1, step=2),
-  },
-  '.experts.down_proj': {'': tensors.Part((2, 1, 0))},
-  '.experts.down_proj_bias': {'': tensors.Part((1, 0))},
-}
 # The rope of a configuration that has none.
 _ROPE = {
   'rope_type': 'yarn',
@@ -46,24 +32,22 @@ _ROPE = {
 }
 
 
-def _gpt_oss(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  if config.get('rope_scaling') is None:
+def _gpt_oss(config):
+  if config.get('rope_scaling', dict) is None:
     config = config.filled({'rope_parameters': _ROPE})
-  has_bias = config.flag('attention_bias')
-  fields = llama.shape(config, dtype) | llama.rope(config, 150_000.0)
-  sliding = tuple(range(0, fields['num_layers'], 2))
-  if config.get('layer_types') is not None:
-    sliding = llama.layers_of_kind(config, 'sliding_attention')
+  fields = llama.shape(config) | llama.rope(config, 150_000.0)
+  sliding = llama.layers_of_kind(
+    config, 'sliding_attention', range(0, fields['num_layers'], 2)
+  )
   names = 'num_local_experts', 'num_experts'
-  return transformer.Transformer(
+  return {
     **fields,
-    attention_bias=has_bias,
-    attention_out_bias=has_bias,
-    has_sinks=True,
-    has_wide_norms=True,
-    sliding_window=config.size('sliding_window'),
-    sliding_layers=sliding,
-    experts=experts.Experts(
+    **llama.biases(config),
+    'has_sinks': True,
+    'has_wide_norms': True,
+    'sliding_window': config.size('sliding_window'),
+    'sliding_layers': sliding,
+    'experts': experts.Experts(
       num_experts=config.size_of_one(*names, default=128),
       num_per_token=config.size('num_experts_per_tok'),
       mlp_dim=fields['mlp_dim'],
@@ -71,13 +55,27 @@ def _gpt_oss(config: config_lib.Config, dtype: str) -> transformer.Transformer:
       limit=config.number('swiglu_limit'),
       gate_scale=config.number('swiglu_alpha'),
     ),
-  )
+  }
+
+
+def _parts(model: transformer.Transformer) -> tensors.Parts:
+  """Divides matrices [E, in, out], whose gates and other inputs alternate."""
+  assert model.experts is not None
+  size, found = model.experts.mlp_dim, {}
+  for end, order in (('', (2, 1, 0)), ('_bias', (1, 0))):
+    axis, whole = order[0], f'{_FUSED}{end}'
+    found[whole] = {
+      whole + _GATE: tensors.Part(order, axis, range(0, 2 * size, 2)),
+      whole + _UP: tensors.Part(order, axis, range(1, 2 * size, 2)),
+    }
+    found[_DOWN + end] = {_DOWN + end: tensors.Part(order)}
+  return found
 
 
 GPT_OSS = family.Family(
   _gpt_oss,
   _NAMES,
-  divided=lambda model, file: tensors.divided(file.tensors(), _PARTS),
+  parts=_parts,
   defaults={
     'num_key_value_heads': 8,
     'head_dim': 64,

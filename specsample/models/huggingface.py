@@ -1,5 +1,6 @@
 """Models in Hugging Face's layout: config.json and safetensors."""
 
+from collections.abc import Sequence
 from concurrent import futures
 import dataclasses
 import os
@@ -21,13 +22,13 @@ from specsample.models import tensors
 from specsample.models import transformer
 from specsample.types import Params
 
-_INDEX = 'model.safetensors.index.json'
+_WEIGHTS = ('model.safetensors', 'model.safetensors.index.json')
 # Files of a hub repository that `load` and the tokenizer read.
 FILE_PATTERNS = (
   'config.json',
   'generation_config.json',
   'model*.safetensors',
-  _INDEX,
+  *_WEIGHTS[1:],
   'tokenizer.json',
   'tokenizer_config.json',
   'special_tokens_map.json',
@@ -38,11 +39,11 @@ PICKLE_SUFFIXES = ('.bin', '.pt', '.pth', '.pkl', '.ckpt')
 _FAMILIES = {
   'deepseek_v3': deepseek.DEEPSEEK_V3,
   'gemma2': gemma.GEMMA2,
-  'gemma3': gemma.GEMMA3_WITH_IMAGES,
+  'gemma3': gemma.GEMMA3,
   'gemma3_text': gemma.GEMMA3,
-  'gemma4': gemma.GEMMA4_WITH_IMAGES,
+  'gemma4': gemma.GEMMA4,
   'gemma4_text': gemma.GEMMA4,
-  'gemma4_unified': gemma.GEMMA4_WITH_IMAGES,
+  'gemma4_unified': gemma.GEMMA4,
   'gemma4_unified_text': gemma.GEMMA4,
   'gpt_oss': gpt_oss.GPT_OSS,
   'llama': llama.LLAMA,
@@ -72,7 +73,6 @@ def load(
   process reads the parts that its devices hold. See `tensors.fill` for
   `convert`.
   """
-  dtype = config_lib.dtype_name(dtype)
   folder = files.at(path)
   origin = folder / 'config.json'
   config = config_lib.Config(files.read_json(origin), str(origin))
@@ -100,9 +100,8 @@ def _has_own_unembedding(family, model, file):
   tied, stored = family.names['embedding'], family.names['unembedding']
   if not model.tie_embeddings or stored not in file.shapes:
     return False
-  shape = file.shapes[stored]
-  return file.shapes.get(tied) != shape or not tensors.are_equal(
-    file.open(stored), file.open(tied), shape[0]
+  return tied not in file.shapes or not tensors.are_equal(
+    file.open(stored), file.open(tied)
   )
 
 
@@ -131,13 +130,14 @@ def of_modules(
 
 
 def _chosen(stored, config, model, is_chosen):
-  family, found = family_of(config), {}
+  found = {}
   for name, tensor in stored.tensors().items():
-    own = family.own_name(name)
+    own = family_lib.own_name(name)
     if own is not None and is_chosen(own):
       found[own] = tensor
-  file = tensors.file_of(stored.origin, found)
-  divided = family.divided(model, file)
+  divided = tensors.divided(
+    found, family_of(config).parts(model), stored.origin
+  )
   return tensors.file_of(stored.origin, tensors.stacked(divided))
 
 
@@ -160,7 +160,7 @@ def _ignored_names(family, model):
 
 def family_of(config: config_lib.Config) -> family_lib.Family:
   """Returns the family of a configuration; ValueError if it is not known."""
-  kind = config.get('model_type')
+  kind = config.get('model_type', str)
   if kind not in _FAMILIES:
     raise ValueError(
       f'{config.origin}: model_type is {kind!r}, but the supported types are '
@@ -174,10 +174,10 @@ def mtp_prefixes(num_layers: int, config: config_lib.Config) -> tuple[str, ...]:
 
   They are those that a configuration counts, or that of the family.
   """
-  family = _FAMILIES.get(config.get('model_type', ''))
+  family = _FAMILIES.get(config.get('model_type', str, ''))
   if family is not None and family.mtp_prefix is not None:
     return (family.mtp_prefix,)
-  if config.get(NUM_MODULES, 0) < 1:
+  if config.get(NUM_MODULES, int, 0) < 1:
     return ()
   numbers = range(num_layers, num_layers + config.layers(NUM_MODULES))
   return tuple(f'model.layers.{i}.' for i in numbers)
@@ -194,34 +194,52 @@ def open_tensors(
   found: dict[str, safetensors_file.Tensor] = {}
   with futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
     paths = shard_paths(folder)
+    if not paths:
+      refuse_pickles(*sorted(folder.iterdir()))
+      raise ValueError(
+        f'{folder} holds neither model.safetensors nor its index: download the '
+        'weights'
+      )
     for header in pool.map(safetensors_file.read_header, paths):
       found |= header
   return quantised.opened(config, found, str(folder), dtype)
 
 
-def shard_paths(folder: epath.Path) -> list[epath.Path]:
-  """Returns a folder's files of weights; ValueError if any are missing."""
-  single, index = folder / 'model.safetensors', folder / _INDEX
-  if single.exists():
-    return [single]
-  if not index.exists():
-    for path in sorted(folder.iterdir()):
-      if path.suffix in PICKLE_SUFFIXES:
-        raise ValueError(pickle_message(path))
-    raise ValueError(
-      f'{folder} holds neither model.safetensors nor its index: download the '
-      'weights'
-    )
-  absent = absent_shards(folder)
+def shard_paths(
+  folder: epath.Path, names: Sequence[str] = _WEIGHTS
+) -> list[epath.Path]:
+  """Returns a folder's `weight_files`; ValueError if any are missing."""
+  found = weight_files(folder, names)
+  absent = absent_files(folder, found)
   if absent:
     raise ValueError(
-      f'{folder} lacks {", ".join(absent)}, which {_INDEX} names: download '
+      f'{folder} lacks {", ".join(absent)}, which its index names: download '
       'what is missing'
     )
-  return [folder / name for name in files_of_index(index)]
+  return [folder / name for name in found]
 
 
-def files_of_index(index: epath.Path) -> list[str]:
+def weight_files(
+  folder: epath.Path, names: Sequence[str] = _WEIGHTS
+) -> list[str]:
+  """Returns the first file of these names that there is, in a list.
+
+  In place of an index these are the files that it names, which may be missing.
+  """
+  found = [name for name in names if (folder / name).exists()][:1]
+  if found and found[0].endswith('.index.json'):
+    return _files_of_index(folder / found[0])
+  return found
+
+
+def absent_files(folder: epath.Path, names: Sequence[str]) -> list[str]:
+  """Returns the names of which a folder has no file."""
+  # Listed once, because each request to a bucket takes some 50 ms.
+  present = {path.name for path in folder.iterdir()}
+  return [name for name in names if name not in present]
+
+
+def _files_of_index(index: epath.Path) -> list[str]:
   """Returns the files that an index names; ValueError if it is damaged."""
   shard_of = files.read_json(index).get('weight_map')
   if not isinstance(shard_of, dict) or not shard_of:
@@ -235,20 +253,16 @@ def files_of_index(index: epath.Path) -> list[str]:
   return sorted(set(shard_of.values()))
 
 
-def absent_shards(folder: epath.Path) -> list[str]:
-  """Returns the files that a folder's index names and that are not there."""
-  index = folder / _INDEX
-  if (folder / 'model.safetensors').exists() or not index.exists():
-    return []
-  # Listed once, because each request to a bucket takes some 50 ms.
-  present = {path.name for path in folder.iterdir()}
-  return [name for name in files_of_index(index) if name not in present]
-
-
-def pickle_message(path: epath.Path) -> str:
-  """Returns a message that says why a pickle is refused, and what to do."""
-  return (
-    f'{path} may be a pickle, which can run any code when it is read: convert '
-    'it where it is trusted, with save_pretrained(..., safe_serialization='
-    'True) of transformers, and load the folder that this writes'
-  )
+def refuse_pickles(
+  *paths: epath.Path,
+  remedy: str = 'convert it where it is trusted, with save_pretrained(..., '
+  'safe_serialization=True) of transformers, and load the folder that this '
+  'writes',
+) -> None:
+  """Raises ValueError for the first path that may be that of a pickle."""
+  for path in paths:
+    if path.suffix in PICKLE_SUFFIXES:
+      raise ValueError(
+        f'{path} may be a pickle, which can run any code when it is read: '
+        f'{remedy}'
+      )

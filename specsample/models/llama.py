@@ -4,7 +4,7 @@ Touvron et al., 2307.09288; Dubey et al., 2407.21783; Jiang et al., 2310.06825
 and 2401.04088. Other families reuse the parts that they share with Llama.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 import dataclasses
 import math
 from typing import Any
@@ -39,22 +39,12 @@ NAMES = {
   }
 )
 
+# The kinds of layers that have attention.
+_KINDS = ('full_attention', 'sliding_attention')
 # The length that a model was trained for before its rope was scaled.
 _ORIGINAL = 'original_max_position_embeddings'
 _PARTIAL = 'partial_rotary_factor'
-_SCALINGS: dict[str, type[rotary.Scaling]] = {
-  'linear': rotary.LinearRope,
-  'llama3': rotary.Llama3Rope,
-  'yarn': rotary.YarnRope,
-}
-# The keys of the fields of a scaling that are called otherwise.
-_SCALING_KEYS = {
-  'original_max_length': _ORIGINAL,
-  'fast': 'beta_fast',
-  'slow': 'beta_slow',
-  'scale': 'attention_factor',
-  'is_rounded': 'truncate',
-}
+_SCALINGS = ('linear', 'llama3', 'yarn')
 
 
 def experts_names(
@@ -88,15 +78,8 @@ def shared_names(prefix: str) -> dict[str, str]:
   )
 
 
-def shape(
-  config: config_lib.Config,
-  dtype: str,
-  of_rope: config_lib.Config | None = None,
-) -> dict[str, Any]:
-  """Returns the `Transformer` fields that are common to all families.
-
-  `of_rope` is the rope of the layers without a window, if layers differ.
-  """
+def shape(config: config_lib.Config) -> dict[str, Any]:
+  """Returns the `Transformer` fields that are common to all families."""
   config.only('mlp_bias', False)
   num_heads = config.size('num_attention_heads')
   dim = config.size('hidden_size')
@@ -108,17 +91,26 @@ def shape(
     'num_kv_heads': config.size('num_key_value_heads', num_heads),
     'head_dim': config.size('head_dim', max(dim // num_heads, 1)),
     'mlp_dim': config.size('intermediate_size'),
-    'max_length': _max_length(config, of_rope or rope_part(config)),
+    'max_length': _max_length(config),
     'norm_eps': config.number('rms_norm_eps'),
     'tie_embeddings': config.flag('tie_word_embeddings'),
-    'dtype': dtype,
   }
 
 
-def _max_length(config, of_rope):
-  """Returns the longest text: with YaRN, the one that it extends to."""
-  given = config.size('max_position_embeddings')
-  if of_rope.of_one('rope_type', 'type') != 'yarn':
+def biases(config: config_lib.Config) -> dict[str, Any]:
+  """Returns the fields of biases that all projections of attention have."""
+  has_bias = config.flag('attention_bias')
+  return {'attention_bias': has_bias, 'attention_out_bias': has_bias}
+
+
+def _max_length(config):
+  """Returns the longest text: with YaRN, the one that it extends to.
+
+  If layers differ, only those without a window extend it.
+  """
+  given, of_kinds = config.size('max_position_embeddings'), ropes(config)
+  of_rope = next(iter(of_kinds.values())) if of_kinds else rope_part(config)
+  if of_rope.of_one(str, 'rope_type', 'type') != 'yarn':
     return given
   original = of_rope.size(_ORIGINAL)
   return max(given, int(of_rope.number('factor') * original))
@@ -138,6 +130,15 @@ def rope(
   return rope_of(rope_part(config), theta, is_partial)
 
 
+def ropes(config: config_lib.Config) -> dict[str, config_lib.Config]:
+  """Returns the ropes by the kind of layers, as transformers 5 writes them.
+
+  There are none if all layers have the same rope.
+  """
+  parts = config.part('rope_parameters')
+  return {kind: parts.part(kind) for kind in _KINDS if parts.has(kind)}
+
+
 def rope_part(config: config_lib.Config) -> config_lib.Config:
   """Returns the parameters of a rope that is the same in all layers."""
   parts = {
@@ -146,18 +147,22 @@ def rope_part(config: config_lib.Config) -> config_lib.Config:
     if (part := config.part(key)).values
   }
   for key, part in parts.items():
-    for kind in ('full_attention', 'sliding_attention'):
-      if part.has(kind):
-        raise config.unexpected(key, 'one rope for all layers')
+    if not part.values.keys().isdisjoint(_KINDS):
+      raise config.unexpected(key, 'one rope for all layers')
     for name in ('rope_theta', _ORIGINAL, _PARTIAL):
       config.agreed(
-        {name: config.get(name), f'{name} of {key}': part.get(name)}
+        {
+          name: config.get(name, float),
+          f'{name} of {key}': part.get(name, float),
+        }
       )
   outer = config_lib.Config(
     {
-      'rope_theta': config.get('rope_theta'),
-      _PARTIAL: config.get(_PARTIAL),
-      _ORIGINAL: config.get(_ORIGINAL, config.get('max_position_embeddings')),
+      'rope_theta': config.get('rope_theta', float),
+      _PARTIAL: config.get(_PARTIAL, float),
+      _ORIGINAL: config.get(
+        _ORIGINAL, int, config.get('max_position_embeddings', int)
+      ),
     },
     config.origin,
   )
@@ -168,7 +173,7 @@ def rope_part(config: config_lib.Config) -> config_lib.Config:
 
 
 def _read(parameters):
-  return rope_of(parameters, is_partial=True), parameters.get(_PARTIAL)
+  return rope_of(parameters, is_partial=True), parameters.get(_PARTIAL, float)
 
 
 def rope_of(
@@ -179,10 +184,10 @@ def rope_of(
   """Like `rope`, but reads the rope parameters themselves."""
   if not is_partial:
     parameters.only(_PARTIAL, 1.0)
-  kind = parameters.of_one('rope_type', 'type') or 'default'
+  kind = parameters.of_one(str, 'rope_type', 'type') or 'default'
   scaling: rotary.Scaling | None = None
   if kind in _SCALINGS:
-    scaling = _scaling(_SCALINGS[kind], parameters)
+    scaling = _scaling(rotary.SCALINGS[kind], parameters)
   elif kind != 'default':
     raise ValueError(
       f"{parameters.origin}: rope_type is {kind!r}, but only 'default', "
@@ -194,15 +199,16 @@ def rope_of(
 
 
 def _scaling(kind, parameters):
+  readers: dict[Any, Any] = {
+    int: parameters.size,
+    float: parameters.number,
+    bool: parameters.flag,
+    float | None: lambda key, default: _yarn_scale(parameters),
+  }
   fields = {}
   for field in dataclasses.fields(kind):
-    key = _SCALING_KEYS.get(field.name, field.name)
     default = None if field.default is dataclasses.MISSING else field.default
-    fields[field.name] = (
-      _yarn_scale(parameters)
-      if field.name == 'scale'
-      else parameters.checked(key, default)
-    )
+    fields[field.name] = readers[field.type](field.name, default)
   return kind(**fields)
 
 
@@ -221,16 +227,13 @@ def rope_settings(model: transformer.Transformer) -> dict[str, Any]:
   """Returns the settings that `rope` reads as a model's."""
   scaling, parameters = model.rope_scaling, None
   if scaling is not None:
-    kinds = [kind for kind, x in _SCALINGS.items() if type(scaling) is x]
-    if not kinds:
+    kind = rotary.name_of(scaling)
+    if kind not in _SCALINGS:
       raise ValueError(
         f'rope_scaling is {scaling}, which config.json cannot describe: load '
         "the target from a folder in Hugging Face's layout"
       )
-    values = dataclasses.asdict(scaling)
-    parameters = {'rope_type': kinds[0]} | {
-      _SCALING_KEYS.get(name, name): x for name, x in values.items()
-    }
+    parameters = {'rope_type': kind} | dataclasses.asdict(scaling)
   return {'rope_theta': model.rope_theta, 'rope_scaling': parameters}
 
 
@@ -239,13 +242,24 @@ def yarn_growth(factor: float, weight: float) -> float:
   return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
 
+def all_but_every(step: int, num_layers: int) -> tuple[int, ...]:
+  """Returns the layers of which every `step`-th is left out."""
+  return tuple(i for i in range(num_layers) if (i + 1) % step)
+
+
 def layers_of_kind(
   config: config_lib.Config,
   kind: str,
-  known: Collection[str] = ('full_attention', 'sliding_attention'),
+  default: Iterable[int],
+  known: Collection[str] = _KINDS,
 ) -> tuple[int, ...]:
-  """Returns the indices of the layers whose layer_types entry is `kind`."""
-  kinds = config.get('layer_types', ())
+  """Returns the layers whose layer_types entry is `kind`.
+
+  They are the default if the configuration has no such entries.
+  """
+  kinds = config.get('layer_types', list[str])
+  if kinds is None:
+    return tuple(default)
   is_whole = len(kinds) == config.size('num_hidden_layers')
   if not is_whole or not set(known).issuperset(kinds):
     raise config.unexpected(
@@ -254,36 +268,25 @@ def layers_of_kind(
   return tuple(i for i, of_layer in enumerate(kinds) if of_layer == kind)
 
 
-def _llama(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  has_bias = config.flag('attention_bias')
-  return transformer.Transformer(
-    **shape(config, dtype),
-    **rope(config),
-    attention_bias=has_bias,
-    attention_out_bias=has_bias,
-  )
+def _llama(config):
+  return shape(config) | rope(config) | biases(config)
 
 
-def _mistral(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  return transformer.Transformer(
-    **shape(config, dtype),
-    **rope(config),
-    sliding_window=config.optional_size('sliding_window'),
-  )
+def _mistral(config):
+  window = config.optional_size('sliding_window')
+  return shape(config) | rope(config) | {'sliding_window': window}
 
 
-def _mixtral(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  fields = shape(config, dtype) | rope(config, 1_000_000.0)
+def _mixtral(config):
+  fields = shape(config) | rope(config, 1_000_000.0)
   names = 'num_local_experts', 'num_experts'
-  return transformer.Transformer(
-    **fields,
-    sliding_window=config.optional_size('sliding_window'),
-    experts=experts.Experts(
-      num_experts=config.size_of_one(*names, default=8),
-      num_per_token=config.size('num_experts_per_tok'),
-      mlp_dim=fields['mlp_dim'],
-    ),
+  sizes = experts.Experts(
+    num_experts=config.size_of_one(*names, default=8),
+    num_per_token=config.size('num_experts_per_tok'),
+    mlp_dim=fields['mlp_dim'],
   )
+  window = config.optional_size('sliding_window')
+  return fields | {'sliding_window': window, 'experts': sizes}
 
 
 DEFAULTS = {'rms_norm_eps': 1e-6}

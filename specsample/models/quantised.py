@@ -22,6 +22,8 @@ from specsample.models import safetensors_file
 from specsample.models import tensors
 
 Found = Mapping[str, safetensors_file.Tensor]
+# How safetensors calls the dtypes of quantised matrices, by quant_method.
+_KINDS = {'fp8': ('F8_E4M3',), 'mxfp4': ('U8',)}
 # The value of each byte; NumPy's own conversion is four times slower.
 _FP8_VALUES = np.arange(256, dtype='u1').view(jnp.float8_e4m3fn).astype('f4')
 _NUM_BYTES, _NUM_VALUES = 16, 32  # of a block of MXFP4
@@ -43,83 +45,56 @@ def opened(
     origin: the folder, for messages.
     dtype: the dtype to which each part is dequantised.
   """
-  form = _form_of(config.part('quantization_config'))
-  kinds = form.kinds if form else ()
+  part = config.part('quantization_config')
+  method = part.get('quant_method', str)
+  if part.values and method not in _KINDS:
+    raise _unsupported(part, 'quant_method', "'fp8' or 'mxfp4'")
+  kinds = _KINDS[method] if part.values else ()
   supported = (*safetensors_file.WEIGHT_DTYPES, *kinds)
   safetensors_file.check_kinds(origin, found, supported)
-  if form is None:
-    return tensors.file_of(origin, found)
-  form.check(found, origin)
-  return tensors.file_of(origin, form.dequantised(found, jnp.dtype(dtype)))
-
-
-def _form_of(part) -> 'Fp8 | Mxfp4 | None':
-  if not part.values:
-    return None
-  method = part.get('quant_method')
-  if method == 'mxfp4':
-    return Mxfp4()
-  if method != 'fp8':
-    raise _unsupported(part, 'quant_method', "'fp8' or 'mxfp4'")
-  size = part.get('weight_block_size')
-  if size is None or len(size) != 2 or min(size) < 1:
-    raise _unsupported(part, 'weight_block_size', '[rows, columns]')
-  return Fp8(tuple(size))
+  made: dict[str, tensors.Tensor] = {}
+  if part.values:
+    dequantised = _fp8 if method == 'fp8' else _mxfp4
+    made, used = dequantised(part, found, origin, jnp.dtype(dtype))
+    found = {name: x for name, x in found.items() if name not in used}
+  return tensors.file_of(origin, {**found, **made})
 
 
 def _unsupported(part, key, supported):
+  value = part.values.get(key)
   return ValueError(
-    f'{part.origin}: {key} of quantization_config is {part.get(key)!r}, but '
-    f'only {supported} is supported: load a version that is not quantised'
+    f'{part.origin}: {key} of quantization_config is {value!r}, but only '
+    f'{supported} is supported: load a version that is not quantised'
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Fp8:
-  """Matrices whose blocks of this many rows and columns have a scale each."""
+def _fp8(part, found, origin, dtype):
+  """Returns the matrices that have blocks, and the names of their scales.
 
-  block: tuple[int, int]
-  kinds = ('F8_E4M3',)  # of matrices, in safetensors
-
-  def check(self, found: Found, origin: str) -> None:
-    """Raises ValueError unless there are the scales that the matrices need."""
-    expected = {
-      _scale(name): tuple(
-        -(-number // size)
-        for number, size in zip(found[name].shape, self.block, strict=True)
-      )
-      for name in self._matrices(found)
-    }
-    stored = {name: found[name].shape for name in expected if name in found}
-    tensors.check_shapes(expected, stored, origin)
-
-  def dequantised(self, found: Found, dtype: Any) -> dict[str, tensors.Tensor]:
-    """Returns the tensors without the scales, dequantised as they are read."""
-    names = self._matrices(found)
-    made = {
-      name: _Fp8Matrix(found[name], found[_scale(name)], self.block, dtype)
-      for name in names
-    }
-    return _replaced(found, map(_scale, names), made)
-
-  def _matrices(self, found):
-    """Names the matrices with blocks; any other scale is an unknown tensor."""
-    return [
-      name
-      for name, tensor in found.items()
-      if tensor.kind in self.kinds and len(tensor.shape) == 2
-    ]
-
-
-def _scale(name):
-  return f'{name}_scale_inv'
-
-
-def _replaced(found, used, made):
-  """Returns the tensors with those that are used replaced by others."""
-  used = set(used)
-  rest = {name: found[name] for name in found if name not in used}
-  return rest | made
+  Any other scale is a tensor that the model does not know.
+  """
+  block = part.get('weight_block_size', list[int], [])
+  if len(block) != 2 or min(block) < 1:
+    raise _unsupported(part, 'weight_block_size', '[rows, columns]')
+  matrices = {
+    f'{name}_scale_inv': (name, tensor)
+    for name, tensor in found.items()
+    if tensor.kind in _KINDS['fp8'] and len(tensor.shape) == 2
+  }
+  expected = {
+    scale: tuple(
+      -(-number // size)
+      for number, size in zip(matrix.shape, block, strict=True)
+    )
+    for scale, (_, matrix) in matrices.items()
+  }
+  stored = {name: found[name].shape for name in expected if name in found}
+  tensors.check_shapes(expected, stored, origin)
+  made = {
+    name: _Fp8Matrix(matrix, found[scale], tuple(block), dtype)
+    for scale, (name, matrix) in matrices.items()
+  }
+  return made, expected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,41 +133,29 @@ class _Fp8Matrix:
     return values
 
 
-class Mxfp4:
-  """Matrices of all experts whose blocks of 32 values have a scale each."""
-
-  kinds = ('U8',)  # of matrices and scales, in safetensors
-
-  def check(self, found: Found, origin: str) -> None:
-    expected: dict[str, tuple[int, ...]] = {}
-    for name in self._matrices(found):
-      shape = found[f'{name}_blocks'].shape[:-1]
-      expected[f'{name}_blocks'] = *shape, _NUM_BYTES
-      expected[f'{name}_scales'] = shape
-    stored = {
-      name: x.shape for name, x in found.items() if x.kind in self.kinds
-    }
-    tensors.check_shapes(expected, stored, origin)
-
-  def dequantised(self, found: Found, dtype: Any) -> dict[str, tensors.Tensor]:
-    names = self._matrices(found)
-    used = [name + end for name in names for end in ('_blocks', '_scales')]
-    made = {
-      name: _Mxfp4Matrices(
-        found[f'{name}_blocks'], found[f'{name}_scales'], dtype
-      )
-      for name in names
-    }
-    return _replaced(found, used, made)
-
-  def _matrices(self, found):
-    return [
-      name.removesuffix('_blocks')
-      for name, tensor in found.items()
-      if name.endswith('_blocks')
-      and tensor.kind in self.kinds
-      and len(tensor.shape) == 4
-    ]
+def _mxfp4(part, found, origin, dtype):
+  """Returns the matrices, and the names of their blocks and scales."""
+  del part
+  coded = {name: x for name, x in found.items() if x.kind in _KINDS['mxfp4']}
+  names = [
+    name.removesuffix('_blocks')
+    for name, tensor in coded.items()
+    if name.endswith('_blocks') and len(tensor.shape) == 4
+  ]
+  expected: dict[str, tuple[int, ...]] = {}
+  for name in names:
+    shape = found[f'{name}_blocks'].shape[:-1]
+    expected[f'{name}_blocks'] = *shape, _NUM_BYTES
+    expected[f'{name}_scales'] = shape
+  stored = {name: tensor.shape for name, tensor in coded.items()}
+  tensors.check_shapes(expected, stored, origin)
+  made = {
+    name: _Mxfp4Matrices(
+      found[f'{name}_blocks'], found[f'{name}_scales'], dtype
+    )
+    for name in names
+  }
+  return made, expected
 
 
 @dataclasses.dataclass(frozen=True)

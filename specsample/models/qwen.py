@@ -7,7 +7,6 @@ recurrent layers.
 
 from collections.abc import Mapping
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -20,8 +19,8 @@ from specsample.models import tensors
 from specsample.models import transformer
 
 
-def _fields(config, dtype):
-  fields = llama.shape(config, dtype) | llama.rope(config)
+def _fields(config):
+  fields = llama.shape(config) | llama.rope(config)
   if config.flag('use_sliding_window'):
     fields |= {
       'sliding_window': config.optional_size('sliding_window'),
@@ -34,54 +33,46 @@ def sliding_layers(
   config: config_lib.Config, num_layers: int
 ) -> tuple[int, ...]:
   """Returns the layers with a window in a model that uses windows."""
-  if config.get('layer_types') is None:
-    first = config.get('max_window_layers', 28)
-    return tuple(i for i in range(num_layers) if i >= first)
-  return llama.layers_of_kind(config, 'sliding_attention')
+  first = max(0, config.get('max_window_layers', int, 28))
+  default = range(first, num_layers)
+  return llama.layers_of_kind(config, 'sliding_attention', default)
 
 
-def dense_layers(config: config_lib.Config) -> tuple[int, ...]:
+def _dense_layers(config):
   """Returns the layers without experts in a model that has experts."""
   step = config.size('decoder_sparse_step', 1)
-  dense = config.get('mlp_only_layers', [])
+  dense = config.get('mlp_only_layers', list[int], [])
   layers = range(config.layers('num_hidden_layers'))
   return tuple(i for i in layers if i in dense or (i + 1) % step)
 
 
-def _qwen2(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  return transformer.Transformer(**_fields(config, dtype), attention_bias=True)
+def _experts(config, num_experts, **others):
+  return experts.Experts(
+    num_experts=num_experts,
+    num_per_token=config.size('num_experts_per_tok'),
+    mlp_dim=config.size('moe_intermediate_size'),
+    is_normalised=config.flag('norm_topk_prob'),
+    dense_layers=_dense_layers(config),
+    **others,
+  )
 
 
-def _qwen3_fields(config, dtype):
-  has_bias = config.flag('attention_bias')
-  return _fields(config, dtype) | {
-    'qk_norm': True,
-    'attention_bias': has_bias,
-    'attention_out_bias': has_bias,
-  }
+def _qwen2(config):
+  return _fields(config) | {'attention_bias': True}
 
 
-def _qwen3(config: config_lib.Config, dtype: str) -> transformer.Transformer:
-  return transformer.Transformer(**_qwen3_fields(config, dtype))
+def _qwen3(config):
+  return _fields(config) | {'qk_norm': True, **llama.biases(config)}
 
 
-def _qwen3_moe(
-  config: config_lib.Config, dtype: str
-) -> transformer.Transformer:
-  # Unlike Qwen 3, it has a window in all layers or in none.
-  fields = _qwen3_fields(config, dtype) | {'sliding_layers': None}
+def _qwen3_moe(config):
   # transformers 5 writes num_local_experts.
   names = 'num_experts', 'num_local_experts'
-  return transformer.Transformer(
-    **fields,
-    experts=experts.Experts(
-      num_experts=config.size_of_one(*names, default=128),
-      num_per_token=config.size('num_experts_per_tok'),
-      mlp_dim=config.size('moe_intermediate_size'),
-      is_normalised=config.flag('norm_topk_prob'),
-      dense_layers=dense_layers(config),
-    ),
-  )
+  return _qwen3(config) | {
+    # Unlike Qwen 3, it has a window in all layers or in none.
+    'sliding_layers': None,
+    'experts': _experts(config, config.size_of_one(*names, default=128)),
+  }
 
 
 _DEFAULTS = llama.DEFAULTS | {
@@ -109,7 +100,7 @@ _KINDS = ('full_attention', 'linear_attention')
 # The norms that are looked at to see whether 1 was added to them.
 _NORM = 'input_layernorm.weight'
 _CONVOLUTION = 'linear_attn.conv1d.weight'
-# Brackets name a part of a tensor; see `_divided`.
+# Brackets name a part of a tensor; see `_parts`.
 _HYBRID_NAMES = (
   llama.NAMES
   | llama.experts_names('mlp.')
@@ -151,34 +142,22 @@ _NEXT_NAMES = _HYBRID_NAMES | family.of_layers(
 )
 
 
-def _hybrid_dense(
-  config: config_lib.Config, dtype: str
-) -> transformer.Transformer:
-  return transformer.Transformer(**_hybrid_fields(config, dtype))
-
-
-def _hybrid_sparse(
-  config: config_lib.Config, dtype: str
-) -> transformer.Transformer:
+def _hybrid_sparse(config):
   # No layer has a single feed-forward, so its width is often left out.
-  width = config.get('intermediate_size', config.get('moe_intermediate_size'))
-  config = config.changed({'intermediate_size': width})
-  return transformer.Transformer(
-    **_hybrid_fields(config, dtype),
-    experts=experts.Experts(
-      num_experts=config.size('num_experts'),
-      num_per_token=config.size('num_experts_per_tok'),
-      mlp_dim=config.size('moe_intermediate_size'),
-      is_normalised=config.flag('norm_topk_prob'),
-      dense_layers=dense_layers(config),
-      shared_dim=config.size('shared_expert_intermediate_size'),
-      has_shared_gate=True,
-    ),
+  if config.values.get('intermediate_size') is None:
+    width = config.size('moe_intermediate_size')
+    config = config.changed({'intermediate_size': width})
+  sizes = _experts(
+    config,
+    config.size('num_experts'),
+    shared_dim=config.size('shared_expert_intermediate_size'),
+    has_shared_gate=True,
   )
+  return _hybrid_dense(config) | {'experts': sizes}
 
 
-def _hybrid_fields(config, dtype) -> dict[str, Any]:
-  shape = llama.shape(config, dtype)
+def _hybrid_dense(config):
+  shape = llama.shape(config)
   return {
     **shape,
     **llama.rope(config, is_partial=True),
@@ -211,53 +190,9 @@ def _rotary_dim(config, head_dim):
 
 
 def _recurrent_layers(config, num_layers):
-  if config.get('layer_types') is None:
-    step = config.size('full_attention_interval', 4)
-    return tuple(i for i in range(num_layers) if (i + 1) % step)
-  return llama.layers_of_kind(config, 'linear_attention', _KINDS)
-
-
-def _own_name(name):
-  """Returns a text tensor's name in `_HYBRID_NAMES`; None for other tensors."""
-  if name.startswith('model.visual.'):
-    return None
-  return family.own_name(name.replace('model.language_model.', 'model.', 1))
-
-
-def _divided(
-  model: transformer.Transformer, file: tensors.TensorFile
-) -> tensors.Tensors:
-  """Returns the tensors, with those of several parameters divided into them."""
-  if model.delta is None:  # a target of another family than the folder's
-    return file.tensors()
-  blocks = _blocks(model)
-  found: dict[str, tensors.Tensor] = {}
-  for name, tensor in file.tensors().items():
-    _, _, own = name.rpartition('.layers.')[2].partition('.')
-    if own in _OF_EXPERTS and model.experts is not None:
-      whole, parts = _of_experts(model.experts, model.dim, name, tensor)
-    elif own in blocks:
-      whole, parts = _by_rows(name, tensor, *blocks[own])
-    else:
-      found[name] = tensor
-      continue
-    _refuse_converted(file.origin, name, tensor.shape)
-    tensors.check_shapes({name: whole}, {name: tensor.shape}, file.origin)
-    found |= parts
-  return found
-
-
-def _refuse_converted(origin, name, shape):
-  """Refuses a convolution that other libraries have transposed.
-
-  They have added 1 to the norms as well, whose shapes do not show it.
-  """
-  if name.endswith('conv1d.weight') and len(shape) == 3 and shape[1] != 1:
-    raise ValueError(
-      f'{origin}: tensor {name} has shape {shape}, expected [channels, 1, '
-      'kernel]: the checkpoint was converted for another library, which adds 1 '
-      'to the norms too; load the original one'
-    )
+  step = config.size('full_attention_interval', 4)
+  default = llama.all_but_every(step, num_layers)
+  return llama.layers_of_kind(config, 'linear_attention', default, _KINDS)
 
 
 def _refuse_shifted(file: tensors.TensorFile) -> None:
@@ -281,13 +216,11 @@ def _refuse_shifted(file: tensors.TensorFile) -> None:
     )
 
 
-def _blocks(model):
-  """Returns the division of tensors into blocks of rows.
-
-  By tensor: the sizes of a block's parts, how many blocks there are, and the
-  other axes of the tensor.
-  """
-  delta, width = model.delta, (model.dim,)
+def _parts(model: transformer.Transformer) -> tensors.Parts:
+  """Divides what holds several parameters, in blocks of one head or of all."""
+  delta = model.delta
+  if delta is None:  # a target of another family than the folder's
+    return {}
   heads = delta.num_key_heads
   group = delta.num_value_heads // heads
   of_head = {
@@ -298,53 +231,48 @@ def _blocks(model):
   mixed = {part: heads * size for part, size in of_head.items()}
   gated = of_head | {'gate': of_head['value']}
   of_query = {'query': model.head_dim, 'gate': model.head_dim}
-  rates = {'rate': group, 'decay': group}
-  return {
-    'self_attn.q_proj.weight': (of_query, model.num_heads, width),
-    'linear_attn.in_proj_qkv.weight': (mixed, 1, width),
-    'linear_attn.in_proj_qkvz.weight': (gated, heads, width),
-    'linear_attn.in_proj_ba.weight': (rates, heads, width),
-    _CONVOLUTION: (mixed, 1, (1, delta.kernel)),
+  found = {
+    'self_attn.q_proj.weight': _of_rows(of_query, model.num_heads),
+    'linear_attn.in_proj_qkv.weight': _of_rows(mixed),
+    'linear_attn.in_proj_qkvz.weight': _of_rows(gated, heads),
+    'linear_attn.in_proj_ba.weight': _of_rows(
+      {'rate': group, 'decay': group}, heads
+    ),
+    # Others store [channels, kernel, 1], and have added 1 to the norms.
+    _CONVOLUTION: _of_rows(mixed, order=(0, 2)),
   }
+  found = {
+    end: {f'{end}[{name}]': part for name, part in parts.items()}
+    for end, parts in found.items()
+  }
+  if model.experts is not None:
+    # A tensor of all experts holds the matrices of each one below the other.
+    size, order = model.experts.mlp_dim, (1, 2, 0)
+    found['experts.gate_up_proj'] = {
+      'experts.*.gate_proj.weight': tensors.Part(order, 1, range(size)),
+      'experts.*.up_proj.weight': tensors.Part(order, 1, range(size, 2 * size)),
+    }
+    found['experts.down_proj'] = {
+      'experts.*.down_proj.weight': tensors.Part(order)
+    }
+  return found
 
 
-def _by_rows(name, tensor, sizes: Mapping[str, int], count, others):
+def _of_rows(sizes: Mapping[str, int], count=1, order=(0, 1)):
   """Divides each of `count` blocks of rows into parts of these sizes."""
-  start, found, block = 0, {}, sum(sizes.values())
-  blocks = np.arange(count)[:, None] * block
+  start, found = 0, {}
+  blocks = np.arange(count)[:, None] * sum(sizes.values())
   for part, size in sizes.items():
-    rows = blocks + start + np.arange(size)
-    found[f'{name}[{part}]'] = tensors.Rows(tensor, rows.reshape(-1))
+    rows = (blocks + start + np.arange(size)).reshape(-1)
+    found[part] = tensors.Part(order, 0, rows)
     start += size
-  return (count * block, *others), found
-
-
-# The matrices of each expert in a tensor of all experts, one below the other.
-_OF_EXPERTS = {
-  'mlp.experts.gate_up_proj': ('gate_proj', 'up_proj'),
-  'mlp.experts.down_proj': ('down_proj',),
-}
-
-
-def _of_experts(sizes, dim, name, tensor):
-  before, _, own = name.rpartition('.')
-  names = _OF_EXPERTS[f'mlp.experts.{own}']
-  size, width = sizes.mlp_dim, dim
-  if own == 'down_proj':
-    size, width = width, size
-  found = {}
-  for i, of_matrix in enumerate(names):
-    part = tensors.Part((1, 2, 0), 1, i * size, (i + 1) * size)
-    found[f'{before}.*.{of_matrix}.weight'] = tensors.View(tensor, part)
-  return (sizes.num_experts, len(names) * size, width), found
+  return found
 
 
 _make = functools.partial(
   family.Family,
-  own_name=_own_name,
-  divided=_divided,
+  parts=_parts,
   check=_refuse_shifted,
-  text=family.text_part,
   mtp_prefix='mtp.',
   only={
     'hidden_act': 'silu',

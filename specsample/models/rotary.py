@@ -1,4 +1,7 @@
-"""Rotary position embeddings (Su et al., 2104.09864) and their scaling."""
+"""Rotary position embeddings (Su et al., 2104.09864) and their scaling.
+
+The fields of a scaling are called as in config.json.
+"""
 
 import dataclasses
 import math
@@ -36,11 +39,11 @@ class Llama3Rope:
   factor: float
   low_freq_factor: float
   high_freq_factor: float
-  original_max_length: int
+  original_max_position_embeddings: int
 
   def __call__(self, frequencies: Array) -> Array:
     wavelengths = 2 * math.pi / frequencies
-    ratio = self.original_max_length / wavelengths
+    ratio = self.original_max_position_embeddings / wavelengths
     kept = (ratio - self.low_freq_factor) / (
       self.high_freq_factor - self.low_freq_factor
     )
@@ -54,30 +57,31 @@ class YarnRope:
 
   Attributes:
     factor: s in the paper.
-    original_max_length: the length of the sequences that the model was first
-      trained on.
-    fast, slow: frequencies that make more than `fast` turns in that length are
-      kept, and those that make fewer than `slow` turns are divided.
-    scale: the factor for the rotated vectors, 0.1 ln(s) + 1 if None.
-    is_rounded: whether the ends of the ramp are rounded to whole numbers.
+    original_max_position_embeddings: the length of the sequences that the model
+      was first trained on.
+    beta_fast, beta_slow: frequencies that make more than `beta_fast` turns in
+      that length are kept, and those that make fewer than `beta_slow` turns are
+      divided.
+    attention_factor: the factor for the rotated vectors, 0.1 ln(s) + 1 if None.
+    truncate: whether the ends of the ramp are rounded to whole numbers.
   """
 
   factor: float
-  original_max_length: int
-  fast: float = 32.0
-  slow: float = 1.0
-  scale: float | None = None
-  is_rounded: bool = True
+  original_max_position_embeddings: int
+  beta_fast: float = 32.0
+  beta_slow: float = 1.0
+  attention_factor: float | None = None
+  truncate: bool = True
 
   def __call__(self, frequencies: Array) -> Array:
     """Divides low frequencies, with a ramp over the pairs of dimensions."""
     count = frequencies.shape[0]
-    turns = self.original_max_length * frequencies / (2 * math.pi)
+    turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)
     # The number of turns falls by the same factor from pair to pair.
     step = jnp.log(turns[0] / turns[-1]) / (count - 1)
     place = lambda wanted: jnp.log(turns[0] / wanted) / step
-    low, high = place(self.fast), place(self.slow)
-    if self.is_rounded:
+    low, high = place(self.beta_fast), place(self.beta_slow)
+    if self.truncate:
       low, high = jnp.floor(low), jnp.ceil(high)
     low, high = jnp.maximum(low, 0), jnp.minimum(high, 2 * count - 1)
     ramp = (jnp.arange(count) - low) / jnp.maximum(high - low, 1e-3)
@@ -87,7 +91,9 @@ class YarnRope:
   @property
   def attention_scale(self) -> float:
     """The factor for the rotated vectors."""
-    return 0.1 * math.log(self.factor) + 1 if self.scale is None else self.scale
+    if self.attention_factor is not None:
+      return self.attention_factor
+    return 0.1 * math.log(self.factor) + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +109,19 @@ class ProportionalRope:
 
 
 Scaling = LinearRope | FactorRope | Llama3Rope | YarnRope | ProportionalRope
+# Their names in files.
+SCALINGS: dict[str, type[Scaling]] = {
+  'linear': LinearRope,
+  'factors': FactorRope,
+  'llama3': Llama3Rope,
+  'yarn': YarnRope,
+  'proportional': ProportionalRope,
+}
+
+
+def name_of(scaling: Scaling) -> str:
+  """Returns the name of a scaling in files."""
+  return next(name for name, x in SCALINGS.items() if type(scaling) is x)
 
 
 def tables(

@@ -2,7 +2,7 @@
 
 `gguf` and `huggingface` open their files as a `TensorFile`; `fill` checks it
 against what the model expects before any weight is read. Some families store
-several matrices as one tensor: the views here are parts of it.
+several matrices as one tensor, or rows in another order: see `Part`.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -94,50 +94,65 @@ class _Unopened:
     return self.file.open(self.name)[index]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Part:
   """Some of a tensor's entries along one axis.
 
   Attributes:
-    order: the tensor's axes in the order of the part's.
+    order: the tensor's axes in the order of the part's. Those that it leaves
+      out have size 1.
     axis: the tensor's axis that is divided.
-    start, stop, step: the entries of that axis that belong to the part, as in
-      a slice.
+    entries: the numbers of that axis's entries, in the order of the part's;
+      None for all. Arrays are read from the first number to the last one.
   """
 
   order: tuple[int, ...]
   axis: int = 0
-  start: int = 0
-  stop: int | None = None
-  step: int = 1
+  entries: range | np.ndarray | None = None
 
 
-def divided(
-  tensors: Tensors, parts: Mapping[str, Mapping[str, Part]]
-) -> dict[str, Tensor]:
+# By the end of a tensor's name: parts that take its place, by their own ends.
+Parts = Mapping[str, Mapping[str, Part]]
+
+
+def divided(tensors: Tensors, parts: Parts, origin: str) -> dict[str, Tensor]:
   """Returns the tensors with each that has parts replaced by these.
 
-  Args:
-    tensors: by name.
-    parts: by the end of a tensor's name. A part is called as the whole,
-      followed by its suffix. Tensors of another rank than their parts are left
-      as they are.
+  A tensor of another rank than its parts is left as it is.
+
+  Raises:
+    ValueError: a tensor has more or fewer entries than its parts.
   """
   found: dict[str, Tensor] = {}
   for name, tensor in tensors.items():
     end = next((end for end in parts if name.endswith(end)), None)
-    of_tensor = {} if end is None else parts[end]
-    ranks = {len(part.order) for part in of_tensor.values()}
-    if ranks == {len(tensor.shape)}:
-      for suffix, part in of_tensor.items():
-        found[name + suffix] = View(tensor, part)
-    else:
+    of_tensor = parts.get(end or '', {})
+    ranks = {1 + max(part.order) for part in of_tensor.values()}
+    if ranks != {len(tensor.shape)}:
       found[name] = tensor
+      continue
+    _check_whole(name, tensor.shape, [*of_tensor.values()], origin)
+    for own_end, part in of_tensor.items():
+      found[name.removesuffix(end or '') + own_end] = _View(tensor, part)
   return found
 
 
+def _check_whole(name, shape, parts, origin):
+  expected, axis = [*shape], parts[0].axis
+  if parts[0].entries is not None:
+    expected[axis] = sum(len(part.entries) for part in parts)
+  check_shapes({name: tuple(expected)}, {name: shape}, origin)
+  for i in {*range(len(shape))}.difference(parts[0].order):
+    if shape[i] != 1:
+      raise ValueError(
+        f'{origin}: tensor {name} has shape {shape}, expected size 1 along '
+        f'axis {i}: the checkpoint was converted for another library; load the '
+        'original one'
+      )
+
+
 @dataclasses.dataclass(frozen=True)
-class View:
+class _View:
   """A part of a tensor, cut out as it is read."""
 
   tensor: Tensor
@@ -145,50 +160,32 @@ class View:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    sizes = list(self.tensor.shape)
+    sizes = [*self.tensor.shape]
     sizes[self.part.axis] = len(self._entries())
     return tuple(sizes[axis] for axis in self.part.order)
 
   def __getitem__(self, index: Index, /) -> np.ndarray:
     order, axis = self.part.order, self.part.axis
-    wanted = [slice(None)] * len(index)
+    wanted = [slice(None)] * len(self.tensor.shape)
     for of_tensor, of_part in zip(order, index, strict=True):
       wanted[of_tensor] = of_part
     entries = self._entries()[wanted[axis]]
-    wanted[axis] = slice(entries.start, entries.stop, entries.step)
-    return self.tensor[tuple(wanted)].transpose(order)
+    if isinstance(entries, range):
+      wanted[axis] = slice(entries.start, entries.stop, entries.step)
+      read = self.tensor[tuple(wanted)]
+    else:
+      first = int(entries.min())
+      wanted[axis] = slice(first, int(entries.max()) + 1)
+      read = self.tensor[tuple(wanted)].take(entries - first, axis)
+    left_out = {*range(read.ndim)}.difference(order)
+    whole = read.transpose(*order, *left_out)
+    return whole.reshape(whole.shape[: len(order)])
 
-  def _entries(self) -> range:
-    part = self.part
-    return range(self.tensor.shape[part.axis])[
-      part.start : part.stop : part.step
-    ]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Rows:
-  """Some rows of a tensor, in an order of their own.
-
-  An axis of size 1 between the rows and the columns is left out.
-  """
-
-  tensor: Tensor
-  rows: np.ndarray  # their numbers
-
-  @property
-  def shape(self) -> tuple[int, ...]:
-    return len(self.rows), *self.tensor.shape[-1:]
-
-  def __getitem__(self, index: Index, /) -> np.ndarray:
-    """Returns a part, reading from its first row to its last one."""
-    rows, columns = self.rows[index[0]], index[1]
-    first, last = int(rows.min()), int(rows.max()) + 1
-    between = (slice(None),) * (len(self.tensor.shape) - 2)
-    read = self.tensor[slice(first, last), *between, columns]
-    read = read.reshape(len(read), -1)
-    if len(rows) == last - first and np.all(np.diff(rows) == 1):
-      return read
-    return read[rows - first]
+  def _entries(self) -> range | np.ndarray:
+    entries = self.part.entries
+    return (
+      range(self.tensor.shape[self.part.axis]) if entries is None else entries
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,8 +228,8 @@ def fill(
   model: Described,
   tensors: TensorFile,
   names: Mapping[str, str],
-  ignored: Collection[str] = (),
-  convert: Convert | None = as_read,
+  ignored: Collection[str],
+  convert: Convert | None,
 ) -> Params:
   """Reads the model's parameters from `tensors`, the largest first.
 
@@ -309,12 +306,14 @@ def check_shapes(
     )
 
 
-def are_equal(one: Tensor, other: Tensor, num_rows: int) -> bool:
-  """Returns whether two matrices of equal shape hold the same values.
+def are_equal(one: Tensor, other: Tensor) -> bool:
+  """Returns whether two matrices have the same shape and values.
 
   The first is compared in the dtype of the second.
   """
-  for first in range(0, num_rows, _BLOCK_ROWS):
+  if one.shape != other.shape:
+    return False
+  for first in range(0, one.shape[0], _BLOCK_ROWS):
     index = slice(first, first + _BLOCK_ROWS), slice(None)
     expected = other[index]
     if not np.array_equal(one[index].astype(expected.dtype), expected):

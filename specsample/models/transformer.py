@@ -147,6 +147,8 @@ class Transformer(settings.Settings):
           f'{name} is {value}, which attention over latent vectors does not '
           f'support: leave {name} or latent out'
         )
+    for layer in range(self.num_layers - self.num_shared, self.num_layers):
+      self.kv_source(layer)
     # By its name, so that models are equal however the dtype was given.
     object.__setattr__(self, 'dtype', config_lib.dtype_name(self.dtype))
 
@@ -200,7 +202,7 @@ class Transformer(settings.Settings):
       raise ValueError(
         f'num_shared is {self.num_shared}, but none of the first {num_own} '
         'layers has keys and values with the window of layer '
-        f'{layer}, {window}: share fewer layers'
+        f'{layer}, {window}: share fewer layers, or change sliding_layers'
       )
     return alike[-1]
 
@@ -236,13 +238,11 @@ class Transformer(settings.Settings):
     self, batch_size: int, max_length: int, max_new: int | None = None
   ) -> cache_lib.KVCache:
     """See `types.Model`; layers with a window hold it and `max_new` tokens."""
-    sizes = [max_length] * self.num_layers
-    if max_new is not None:
-      windows = map(self.window, range(self.num_layers))
-      sizes = [
-        max_length if window is None else min(max_length, window + max_new)
-        for window in windows
-      ]
+    more = max_length if max_new is None else max_new
+    sizes = [
+      min(max_length, (self.window(i) or max_length) + more)
+      for i in range(self.num_layers)
+    ]
     entries = lambda: tuple(
       self._entries(i, batch_size, size) for i, size in enumerate(sizes)
     )

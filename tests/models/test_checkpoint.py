@@ -59,13 +59,13 @@ def _assert_equal(found, expected):
         factor=8.0,
         low_freq_factor=1.0,
         high_freq_factor=4.0,
-        original_max_length=16,
+        original_max_position_embeddings=16,
       ),
       norm_eps=1e-6,
       rope_theta=5e5,
     ),
     _model(
-      rotary.YarnRope(factor=4.0, original_max_length=16),
+      rotary.YarnRope(factor=4.0, original_max_position_embeddings=16),
       sliding_window=5,
       sliding_layers=(0,),
       experts=experts.Experts(

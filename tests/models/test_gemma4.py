@@ -107,7 +107,7 @@ def test_its_configuration_is_saved(text):
         'layer_types': ['sliding_attention'] * 3 + ['full_attention'],
         'per_layer_config': {'3': {'head_dim': 8}},
       },
-      ['num_shared is 2, but none of the first 2 layers has keys and values w'],
+      ['num_kv_shared_layers is 2, but none of the first 2 layers has keys'],
     ),
     (
       {'per_layer_config': {'1': {'head_dim': 8}, '3': {'head_dim': 6}}},

@@ -117,7 +117,7 @@ def test_rope_factors_equal_llama3_scaling(
     factor=8.0,
     low_freq_factor=1.0,
     high_freq_factor=4.0,
-    original_max_length=64,
+    original_max_position_embeddings=64,
   )
   frequencies = model.rope_theta ** -(
     jnp.arange(0, model.head_dim, 2) / model.head_dim

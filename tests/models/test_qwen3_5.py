@@ -306,8 +306,8 @@ def test_a_converted_checkpoint_is_refused(saved, tmp_path):
   found = _write(tmp_path / 'converted', tensors, _config(folder))
   with pytest.raises(
     ValueError,
-    match=r'conv1d.weight has shape \(56, 4, 1\), expected \[channels, 1, '
-    r'kernel\]: the checkpoint was converted .* load the original one',
+    match=r'conv1d.weight has shape \(56, 4, 1\), expected size 1 along '
+    r'axis 1: the checkpoint was converted .* load the original one',
   ):
     specsample.load(found)
 

@@ -64,7 +64,7 @@ def plan(source: source_lib.Source) -> source_lib.Plan:
   config = _of_block(source.config)
   config.only('draft_shift', False)  # of JetSpec: reads other slots
   config.only('use_aux_hidden_state', True)
-  if config.get('projector_type') == 'domino':
+  if config.get('projector_type', str) == 'domino':
     raise ValueError(
       f"{config.origin}: projector_type is 'domino', whose heads are not "
       'supported: give a DFlash, DSpark or DFlash 2 drafter'
@@ -100,7 +100,7 @@ def plan(source: source_lib.Source) -> source_lib.Plan:
       **settings,
       rank=source.shape(MARKOV)[-1],
       reads_all_tokens=True,
-      head=config.get('markov_head_type', 'vanilla'),
+      head=config.get('markov_head_type', str, 'vanilla'),
     )
   elif SELECTOR in source.tensors:
     drafter = drafters.DFlash2(**settings, **_of_selector(config))
@@ -241,10 +241,10 @@ def _mask_token_id(source):
 def _check_heads(source, config, is_spark):
   """Raises ValueError if a Markov head is of another kind or incomplete."""
   if is_spark:
-    if config.get('markov_head_type', 'vanilla') not in dspark.HEADS:
+    if config.get('markov_head_type', str, 'vanilla') not in dspark.HEADS:
       raise config.unexpected('markov_head_type', f'one of {dspark.HEADS}')
     config.only('confidence_head_with_markov', True)
-  rank = config.of_one('markov_rank', 'dspark_markov_rank')
+  rank = config.of_one(int, 'markov_rank', 'dspark_markov_rank')
   if rank is not None and bool(rank) != is_spark:
     there = 'a' if is_spark else 'no'
     raise ValueError(
@@ -270,9 +270,9 @@ def _causal_layers(source, layer_config):
     (of_blocks, 'causal_head'),
     (config, 'dflash_query_causal'),
   ):
-    if part.get(key) is not None:
+    if part.get(key, bool) is not None:
       return tuple(layers) if part.flag(key) else ()
-  is_named = source.layer_config.get('layer_types') is not None
+  is_named = source.layer_config.get('layer_types', list[str]) is not None
   if config.flag('sliding_window_non_causal') or (
     of_blocks.flag('use_swa') and not is_named
   ):
@@ -288,11 +288,11 @@ def _drafts_from_pending(config) -> bool:
   there was this setting fill in the masks.
   """
   key = 'sample_from_anchor'
-  masked = config.get('dspark_bonus_anchor')
+  masked = config.get('dspark_bonus_anchor', bool)
   found = config.agreed(
     {
-      key: config.get(key),
-      f'{key} of dflash_config': config.part('dflash_config').get(key),
+      key: config.get(key, bool),
+      f'{key} of dflash_config': config.part('dflash_config').get(key, bool),
       'the opposite of dspark_bonus_anchor': None
       if masked is None
       else not masked,
@@ -300,20 +300,21 @@ def _drafts_from_pending(config) -> bool:
   )
   if found is not None:
     return found
-  if config.get('speculators_model_type') is not None:
+  if config.get('speculators_model_type', str) is not None:
     return False
-  if config.get('dflash_config') is not None:
-    return config.part('dflash_config').get('projector_type') == 'dspark'
+  if config.get('dflash_config', dict) is not None:
+    return config.part('dflash_config').get('projector_type', str) == 'dspark'
   return (
-    config.of_one('target_layer_ids', 'dspark_target_layer_ids') is not None
+    config.of_one(list[int], 'target_layer_ids', 'dspark_target_layer_ids')
+    is not None
   )
 
 
 def _feature_layers(source, config):
   # The numbers of `speculators` count the embedding as the first.
-  counted = config.get('aux_hidden_state_layer_ids', ())
+  counted = config.get('aux_hidden_state_layer_ids', list[int], ())
   plain = {
-    key: tuple(config.get(key, ())) or None
+    key: tuple(config.get(key, list[int], ())) or None
     for key in ('target_layer_ids', 'dspark_target_layer_ids')
   }
   less_one = tuple(i - 1 for i in counted) or None

@@ -75,7 +75,7 @@ def plan_eagle(source: source_lib.Source) -> source_lib.Plan:
 def plan_eagle3(source: source_lib.Source) -> source_lib.Plan:
   """Plans an EAGLE-3 drafter."""
   config, prefix = source.config, _prefix(source)
-  of_speculators = config.get('speculators_model_type') is not None
+  of_speculators = config.get('speculators_model_type', str) is not None
   of_eagle = config.part('eagle_config')
   drafter = drafters.Eagle3(
     **_settings(source),
@@ -116,8 +116,8 @@ def _prefix(source):
 def _settings(source):
   """Returns the settings that EAGLE-3 and P-EAGLE share."""
   key, config = 'norm_before_fc', source.config
-  nested = config.part('eagle_config').get(key)
-  given = {key: config.get(key), f'{key} of eagle_config': nested}
+  nested = config.part('eagle_config').get(key, bool)
+  given = {key: config.get(key, bool), f'{key} of eagle_config': nested}
   return {
     'model': source.target.model,
     'num_draft_tokens': num_draft_tokens(source),
@@ -130,7 +130,7 @@ def _settings(source):
 
 def _one_layer(source, prefix):
   config = source.layer_config
-  if prefix == 'midlayer.' and config.get('num_hidden_layers') != 1:
+  if prefix == 'midlayer.' and config.get('num_hidden_layers', int) != 1:
     # There is one, whatever the number says: it may be the target's.
     one = {'num_hidden_layers': 1, 'layer_types': None}
     config = dataclasses.replace(config, values={**config.values, **one})
@@ -153,7 +153,9 @@ def _feature_layers(source):
   for key, supported in _ONLY.items():
     nested.only(key, supported)
   config.only('is_causal', True)
-  numbers = lambda part, key, less=0: tuple(i - less for i in part.get(key, ()))
+  numbers = lambda part, key, less=0: tuple(
+    i - less for i in part.get(key, list[int], ())
+  )
   # SGLang's numbers, in eagle_config, are those of layer outputs.
   given = {
     _LAYERS: numbers(config, _LAYERS, less=1),

@@ -72,7 +72,8 @@ def config_of(
   trains them for that family; others are Llama's or Qwen's. The `logit_softcap`
   of Gemma 4's is that of the drafter's own unembedding.
   """
-  model, is_gemma4 = source.target.model, config.get('model_type') in _GEMMA4
+  model, model_type = source.target.model, config.get('model_type', str)
+  is_gemma4 = model_type in _GEMMA4
   _refuse_others(source, config, layer, is_gemma4)
   of_blocks = source.config.part('dflash_config')
   for key, supported in _ONLY.items():
@@ -89,12 +90,12 @@ def config_of(
   }
   if is_gemma4:
     return _gemma4(source, config, layer, given)
-  if config.get('hidden_act') is None:
+  if config.get('hidden_act', str) is None:
     config.only('hidden_activation', 'silu')
-  if config.get('model_type') == 'qwen3':
+  if model_type == 'qwen3':
     given['head_dim'] = qwen.QWEN3.defaults['head_dim']
   config = _filled(config, given)
-  shape = llama.shape(config, model.dtype, _one_rope(config))
+  shape = llama.shape(config)
   if shape['dim'] != model.dim:
     raise ValueError(
       f'{config.origin}: hidden_size is {shape["dim"]}, but the vectors of the '
@@ -105,6 +106,7 @@ def config_of(
   has = lambda name: f'{layer}self_attn.{name}' in source.tensors
   return transformer.Transformer(
     **shape,
+    dtype=model.dtype,
     **_rope(config, len(sliding), shape['num_layers']),
     sliding_window=_window(config, of_blocks) if sliding else None,
     sliding_layers=sliding if len(sliding) < shape['num_layers'] else None,
@@ -120,7 +122,7 @@ def _refuse_others(source, config, layer, is_gemma4):
   The tensors tell: model_type may be the target's although the layers are
   Llama's.
   """
-  kinds = dict(_OTHERS)
+  kinds, model_type = dict(_OTHERS), config.get('model_type', str)
   if is_gemma4:
     del kinds[_POST_NORM]
   query, out = (f'self_attn.{part}_proj.weight' for part in ('q', 'o'))
@@ -131,7 +133,7 @@ def _refuse_others(source, config, layer, is_gemma4):
   for tensor, kind in kinds.items():
     if layer + tensor in source.tensors:
       raise ValueError(
-        f'{config.origin}: model_type is {config.get("model_type")!r}, and the '
+        f'{config.origin}: model_type is {model_type!r}, and the '
         f"drafter's layers have {kind} (tensor {layer + tensor}): give a "
         'drafter whose layers are like those of Llama, Qwen 2, Qwen 3 or, with '
         f'model_type {_GEMMA4[0]}, Gemma 4'
@@ -212,15 +214,15 @@ def _sliding_layers(config, of_blocks, num_layers):
   """
   named: tuple[int, ...] = ()
   is_used = config.flag('use_sliding_window')
-  if is_used or config.get('layer_types') is not None:
+  if is_used or config.get('layer_types', list[str]) is not None:
     named = qwen.sliding_layers(config, num_layers)
   if not named and of_blocks.flag('use_swa'):
     return tuple(range(num_layers))
   if named and not config.flag('use_sliding_window', True):
     raise ValueError(
       f'{config.origin}: use_sliding_window is False, but layer_types is '
-      f'{config.get("layer_types")}: set use_sliding_window to true, or all '
-      "layers to 'full_attention'"
+      f'{config.values.get("layer_types")}: set use_sliding_window to true, or '
+      "all layers to 'full_attention'"
     )
   return named
 
@@ -228,29 +230,20 @@ def _sliding_layers(config, of_blocks, num_layers):
 def _window(config, of_blocks):
   """Returns how many tokens a token sees, itself included."""
   key = 'sliding_window'
-  if of_blocks.get('swa_window_size') is not None:
+  if of_blocks.get('swa_window_size', int) is not None:
     config, key = of_blocks, 'swa_window_size'
   if config.size(key) > _LARGEST_WINDOW:
     raise config.unexpected(key, f'an integer from 1 to {_LARGEST_WINDOW}')
   return config.size(key)
 
 
-def _one_rope(config):
-  """Returns a rope with the longest text, None if there are none by layer."""
-  of_kinds = config.part('rope_parameters')
-  for kind in ('full_attention', 'sliding_attention'):
-    if of_kinds.has(kind):
-      return of_kinds.part(kind)
-  return None
-
-
 def _rope(config, num_sliding, num_layers):
   """Returns the rope's fields; transformers 5 may write them per layer type."""
-  of_kinds = config.part('rope_parameters')
-  full, sliding = 'full_attention', 'sliding_attention'
-  if not of_kinds.values.keys() & {full, sliding}:
+  if not llama.ropes(config):
     return llama.rope(config)
+  of_kinds = config.part('rope_parameters')
   of = lambda kind: llama.rope_of(of_kinds.part(kind))
+  full, sliding = 'full_attention', 'sliding_attention'
   if num_sliding in (0, num_layers):
     return of(sliding if num_sliding else full)
   if of(sliding) == of(full):

@@ -67,7 +67,7 @@ _WRITERS: dict[type, Callable[[writing.Request], writing.Content]] = {
 
 def find(config: config_lib.Config, tensors: Collection[str]) -> Layout | None:
   """Returns the layout of a folder, None if it is not a known one."""
-  kind = config.get('speculators_model_type')
+  kind = config.get('speculators_model_type', str)
   if kind is None:
     found = (x for x in ALL if any(mark in tensors for mark in x.marks))
     return next(found, None)
@@ -84,7 +84,7 @@ def load(
   folder: epath.Path,
   target: load_lib.Loaded,
   num_draft_tokens: int | None,
-  convert: tensors_lib.Convert | None = tensors_lib.as_read,
+  convert: tensors_lib.Convert | None,
 ) -> tuple[Any, Params] | None:
   """Loads the drafter in a folder; returns None if it may be a model.
 

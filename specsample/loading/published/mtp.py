@@ -55,7 +55,7 @@ def load(
   folder: epath.Path,
   model: transformer.Transformer,
   num_draft_tokens: int | None,
-  convert: tensors.Convert | None = tensors.as_read,
+  convert: tensors.Convert | None,
 ) -> tuple[mtp.MTP, Params]:
   """Loads the modules and their parameters, in the target's dtype.
 
@@ -67,14 +67,14 @@ def load(
   """
   path = folder / 'config.json'
   config = config_lib.Config(files.read_json(path), str(path))
-  if not source_lib.weight_files(folder):
+  if not huggingface.weight_files(folder, source_lib.weight_names(folder)):
     present = ', '.join(sorted(x.name for x in folder.iterdir()))
     raise ValueError(
       f'{folder} has no weights under a name that is read (it has {present}): '
       'give them the name model.safetensors, or download them'
     )
   if not huggingface.mtp_prefixes(model.num_layers, config):
-    count = config.get(huggingface.NUM_MODULES)
+    count = config.get(huggingface.NUM_MODULES, int)
     raise ValueError(
       f'{path}: {huggingface.NUM_MODULES} is {count!r}, so the model has no '
       'modules for multi-token prediction: give a folder that save_drafter '
@@ -124,10 +124,9 @@ def _plan(stored, config, model, num_draft_tokens):
   unnamed = {tensors.key(path) for path, _ in leaves} - names.keys()
   if unnamed:
     raise ValueError(
-      f'{stored.origin} has modules of model_type '
-      f"{config.get('model_type')!r}, whose layers are not like the target's "
-      f'(they lack {tensors.listed(unnamed)}): load the target from the same '
-      'folder'
+      f"{stored.origin} has modules whose layers are not like the target's, as "
+      f'model_type {config.values["model_type"]!r} has them (they lack '
+      f'{tensors.listed(unnamed)}): load the target from the same folder'
     )
   copies = {prefix + name for prefix in prefixes for name in _COPIES}
   found = huggingface.of_modules(stored, config, model, prefixes)
@@ -141,9 +140,8 @@ def _check_copies(stored, config, model, found, copies):
   for copy in sorted(copies & found.shapes.keys()):
     is_head = copy.endswith(_COPIES[1]) and not model.tie_embeddings
     theirs = names['unembedding' if is_head else 'embedding']
-    shape = found.shapes[copy]
-    if of_target.shapes.get(theirs) != shape or not tensors.are_equal(
-      found.open(copy), of_target.open(theirs), shape[0]
+    if theirs not in of_target.shapes or not tensors.are_equal(
+      found.open(copy), of_target.open(theirs)
     ):
       raise ValueError(
         f'{stored.origin}: tensor {copy} is not a copy of {theirs}: modules '

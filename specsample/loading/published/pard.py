@@ -22,7 +22,7 @@ def load(
   folder: epath.Path,
   target: load_lib.Loaded,
   num_draft_tokens: int | None,
-  reads: bool = True,
+  reads: bool,
 ) -> tuple[drafters.PARD, Params] | None:
   """Loads a drafter and its parameters; returns None if it is not PARD's.
 
@@ -32,7 +32,7 @@ def load(
   """
   path = folder / 'config.json'
   config = config_lib.Config(files.read_json(path), str(path))
-  if config.get('spd_type') != 'pard':
+  if config.get('spd_type', str) != 'pard':
     return None
   load = load_lib.load if reads else load_lib.describe
   loaded = load(folder, dtype=target.model.dtype)

@@ -102,7 +102,7 @@ class Source:
     Tensor d2t holds the ids, each minus its index in the draft vocabulary, and
     t2d flags them in the target's vocabulary.
     """
-    wanted = self.config.get('draft_vocab_size')
+    wanted = self.config.get('draft_vocab_size', int)
     if 'd2t' not in self.tensors:
       size = self.target.model.vocab_size
       if wanted is not None and wanted != size:
@@ -148,11 +148,8 @@ class Source:
     is_plain = packed.is_packed(of_target) or (
       isinstance(of_target, jax.Array) and of_target.is_fully_addressable
     )
-    if not is_plain or self.shape(name) != of_target.shape[::-1]:
-      return True
-    expected = np.asarray(of_target).T
-    return not tensors_lib.are_equal(
-      self.tensors[name], expected, len(expected)
+    return not is_plain or not tensors_lib.are_equal(
+      self.tensors[name], np.asarray(of_target).T
     )
 
   def vocabulary_settings(self) -> dict[str, Any]:
@@ -214,9 +211,7 @@ def row(table: Table, path: str) -> tuple[str | Make, list[str]]:
 
 
 def fill(
-  source: Source,
-  plan: Plan,
-  convert: tensors_lib.Convert | None = tensors_lib.as_read,
+  source: Source, plan: Plan, convert: tensors_lib.Convert | None
 ) -> Params:
   """Reads a drafter's parameters in its target's dtype, indices as they are.
 
@@ -309,39 +304,28 @@ def open_folder(
 
   Returns None if it has no weights.
   """
-  present = {path.name for path in folder.iterdir()}
-  names = weight_files(folder)
-  absent = [name for name in names if name not in present]
-  if absent:
-    raise ValueError(
-      f'{folder} lacks {", ".join(absent)}, which its index names: download '
-      'what is missing'
-    )
-  if not names:
+  paths = huggingface.shard_paths(folder, weight_names(folder))
+  if not paths:
     return None
   path = folder / 'config.json'
-  config = files.read_json(path) if path.name in present else {}
+  config = files.read_json(path) if path.exists() else {}
   found: dict[str, safetensors_file.Tensor] = {}
-  for name in names:
-    is_safe = name.endswith('.safetensors')
+  for of_weights in paths:
+    is_safe = of_weights.suffix == '.safetensors'
     module = safetensors_file if is_safe else torch_file
-    header = module.read_header(folder / name)
+    header = module.read_header(of_weights)
     safetensors_file.check_kinds(folder, header, safetensors_file.DTYPES)
     for key, tensor in header.items():
       found[key.removeprefix('model.')] = tensor
   return config_lib.Config(config, str(path)), found
 
 
-def weight_files(folder: epath.Path) -> list[str]:
-  """Returns a folder's weight files; one that an index names may be missing."""
+def weight_names(folder: epath.Path) -> tuple[str, ...]:
+  """Returns the names that a folder's weights may have, the best first."""
   present = {path.name for path in folder.iterdir()}
   heads = [name for name in present if name.endswith(_HEADS)]
   # If there are two files of heads, safetensors comes first.
-  for name in (*sorted(heads, reverse=True), *_FILES):
-    if name in present:
-      is_index = name.endswith('.index.json')
-      return huggingface.files_of_index(folder / name) if is_index else [name]
-  return []
+  return *sorted(heads, reverse=True), *_FILES
 
 
 def embed(target: load.Loaded, ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -363,7 +347,7 @@ def mask_token_id(
   config: config_lib.Config, target: load.Loaded, names: Sequence[str]
 ) -> int:
   """Returns the token of the masks, given the names that it may have."""
-  found, size = config.of_one(*names), target.model.vocab_size
+  found, size = config.of_one(int, *names), target.model.vocab_size
   if found is None:
     tokenizer = target.optional_tokenizer
     found = None if tokenizer is None else tokenizer.mask_id
@@ -374,7 +358,9 @@ def mask_token_id(
       'the drafter was trained with'
     )
   if not 0 <= found < size:
-    key = next((x for x in names if config.get(x) is not None), 'mask_token')
+    key = next(
+      (x for x in names if config.values.get(x) is not None), 'mask_token'
+    )
     raise ValueError(
       f'{config.origin}: {key} is {found!r}, but the target has tokens 0 to '
       f'{size - 1}: the drafter was made for another target'
