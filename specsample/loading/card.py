@@ -4,9 +4,11 @@ card.json has the library's own entries, `OWN`, from which the drafter is made
 again for its target, and any other facts about its training.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
+import hashlib
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -133,6 +135,33 @@ def merged(own: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
       f'the card cannot be written as JSON ({error}): use only text, finite '
       'numbers, and lists and dicts of these'
     ) from error
+
+
+def write(
+  path: str | os.PathLike[str],
+  content: Mapping[str, Any],
+  name: str,
+  save: Callable[[epath.Path], None],
+  card: str = NAME,
+) -> None:
+  """Writes a folder whole or not at all: what `save` writes, then a card.
+
+  `content`, with the hash of the file `name`, becomes the card. It comes last,
+  because it marks the folder as complete.
+  """
+  with files.new_folder(path) as folder:
+
+    def write_both():
+      save(folder / name)
+      own = {'sha256': sha256(folder / name)}
+      files.write_json(folder / card, {**content, **own})
+
+    files.on_first_process(write_both)
+
+
+def sha256(path: epath.Path) -> str:
+  """Returns the hash of a file that cards hold."""
+  return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def fields_of(value: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ columns that are the target's are not stored, but cut out of the target again.
 
 from collections.abc import Mapping
 import dataclasses
-import hashlib
 import os
 from typing import Any, Literal
 
@@ -85,15 +84,8 @@ def save_drafter(
     for name, leaf in _by_name(params).items()
     if name != _UNEMBEDDING or drafter.own_unembedding
   }
-  with files.new_folder(path) as folder:
-
-    def write():
-      safetensors_file.write(folder / NAME, arrays)
-      # Written last, because it marks the folder as complete.
-      own = {'sha256': _sha256(folder / NAME)}
-      files.write_json(folder / card_lib.NAME, content | own)
-
-    files.on_first_process(write)
+  save = lambda file: safetensors_file.write(file, arrays)
+  card_lib.write(path, content, NAME, save)
 
 
 def load_drafter(
@@ -185,9 +177,12 @@ def _load(name_or_path, target, num_draft_tokens, convert) -> LoadedDrafter:
   for name in filter(stored.__contains__, wanted):
     values = stored[name][(slice(None),) * len(stored[name].shape)]
     if name == _D2T and not drafter.own_unembedding:
-      unembedding = _unembedding(folder / NAME, target, values)
+      try:
+        cut = vocabulary.of_target(target.model, target.params, values)
+      except ValueError as error:
+        raise ValueError(f'{folder / NAME}: {error}') from error
       params[_UNEMBEDDING] = sharding.move(
-        unembedding.astype(dtype), axes[_UNEMBEDDING]
+        cut['unembedding'].astype(dtype), axes[_UNEMBEDDING]
       )
     elif _kind(name) == 'BF16':
       values = values.astype(dtype)
@@ -221,25 +216,13 @@ def _open(path, drafter, sha256):
       f'{card_lib.NAME}: one of the two files is damaged or belongs to another '
       'drafter, so save both again'
     )
-  if _sha256(path) != sha256:
+  if card_lib.sha256(path) != sha256:
     raise ValueError(
       f'{path} does not hold the weights that {card_lib.NAME} was written for: '
       'one of the two files is damaged or belongs to another drafter; save or '
       'download both again'
     )
   return stored
-
-
-def _unembedding(path, target, d2t):
-  try:
-    cut = vocabulary.of_target(target.model, target.params, d2t)
-  except ValueError as error:
-    raise ValueError(f'{path}: {error}') from error
-  return cut['unembedding']
-
-
-def _sha256(path):
-  return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _by_name(tree):

@@ -57,19 +57,13 @@ def save_store(
     'vocabulary': _vocabulary(target),
   }
   content = card_lib.merged(own, card)
-  with files.new_folder(path) as folder:
+  sizes = np.array([text.size for text in texts], np.uint32)
 
-    def write():
-      with (folder / _TOKENS).open('wb') as file:
-        np.savez_compressed(
-          file,
-          tokens=tokens.astype(kind),
-          sizes=np.array([text.size for text in texts], np.uint32),
-        )
-      sha256 = hashlib.sha256((folder / _TOKENS).read_bytes()).hexdigest()
-      files.write_json(folder / NAME, content | {'sha256': sha256})
+  def save(path):
+    with path.open('wb') as file:
+      np.savez_compressed(file, tokens=tokens.astype(kind), sizes=sizes)
 
-    files.on_first_process(write)
+  card_lib.write(path, content, _TOKENS, save, card=NAME)
 
 
 def load_store(
@@ -110,8 +104,7 @@ def load_store(
       )
   path = folder / _TOKENS
   try:
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != card.get('sha256'):
+    if card_lib.sha256(path) != card.get('sha256'):
       raise ValueError(f'it is not the file that {NAME} was written for')
     with path.open('rb') as file, np.load(file) as arrays:
       tokens, sizes = arrays['tokens'], arrays['sizes']

@@ -182,7 +182,11 @@ def attend(
   plain = lambda query, mask, keys, values, sinks: _attend(
     query, mask, keys, values, softcap, sinks
   )
-  if not _is_native(query, keys, values):
+  is_float32 = all(
+    isinstance(x, jax.Array) and x.dtype == jnp.float32
+    for x in (query, *keys, *values)
+  )
+  if not (is_float32 and native.is_used()):
     return plain(query, mask, keys, values, sinks)
   if sinks is None:
     sinks = jnp.full((query.shape[1], query.shape[2]), _NEVER, jnp.float32)
@@ -193,14 +197,6 @@ def attend(
 
 # The score of an entry that is not seen.
 _NEVER = -1e30
-
-
-def _is_native(query, keys, values):
-  is_plain = all(
-    isinstance(x, jax.Array) and x.dtype == jnp.float32
-    for x in (query, *keys, *values)
-  )
-  return is_plain and native.is_used()
 
 
 def _attend(query, mask, keys, values, softcap, sinks):

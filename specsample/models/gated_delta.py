@@ -339,21 +339,19 @@ def commit(
     nodes: [B, P], the indices in the log of the path that is kept; None for a
       chain.
   """
+  if nodes is not None:
+    log = along(log, nodes)
   axes = _axes(*log.decays.shape[2:])
-  of_state, of_log = _state_axes(axes), _log_axes(axes)
-  # A list, because a tuple stands for the axes of an array.
-  path = [] if nodes is None else [nodes]
+  of_state = _state_axes(axes)
   return sharding.map_parts(
     _commit,
-    (state, log, count, path),
-    (of_state, of_log, ('batch',), [('batch', None)] * len(path)),
+    (state, log, count),
+    (of_state, _log_axes(axes), ('batch',)),
     result=of_state,
   )
 
 
-def _commit(state, log, count, path):
-  if path:
-    log = jax.tree.map(lambda x: _take(x, path[0]), log)
+def _commit(state, log, count):
   is_kept = jnp.arange(log.decays.shape[1]) < count[:, None]
   keep = lambda x: jnp.where(
     is_kept.reshape(*is_kept.shape, *(1,) * (x.ndim - 2)), x, 0

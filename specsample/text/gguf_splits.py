@@ -8,10 +8,6 @@ import dataclasses
 import re
 import sys
 
-import tokenizers
-from tokenizers import normalizers
-from tokenizers import pre_tokenizers
-
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _GPT2 = (
   r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"
@@ -96,24 +92,6 @@ class Splits:
   keeps_words: bool = False
   adds_bos: bool = False
   is_nfc: bool = False
-
-  @property
-  def normalizer(self) -> normalizers.Normalizer | None:
-    """The normalisation before text is split."""
-    return normalizers.NFC() if self.is_nfc else None
-
-  @property
-  def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-    """The patterns, and the characters that stand for bytes."""
-    return pre_tokenizers.Sequence(
-      [
-        *(
-          pre_tokenizers.Split(tokenizers.Regex(pattern), 'isolated')
-          for pattern in self.patterns
-        ),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-      ]
-    )
 
 
 _BY_NAMES = {

@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import decoders
 from tokenizers import models
 from tokenizers import normalizers
+from tokenizers import pre_tokenizers
 from tokenizers import processors
 
 from specsample import files
@@ -148,9 +149,16 @@ def _byte_level(fields, tokens, types, named_tokens):
       ignore_merges=splits.keeps_words,
     )
   )
-  if splits.normalizer is not None:
-    backend.normalizer = splits.normalizer
-  backend.pre_tokenizer = splits.pre_tokenizer
+  if splits.is_nfc:
+    backend.normalizer = normalizers.NFC()
+  backend.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(tokenizers.Regex(pattern), 'isolated')
+      for pattern in splits.patterns
+    ]
+    # Characters stand for bytes.
+    + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+  )
   backend.decoder = decoders.ByteLevel()
   return backend, splits.adds_bos
 
