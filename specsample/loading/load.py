@@ -141,8 +141,40 @@ def _load(name, dtype, convert, with_tokenizer):
   path = find(name)
   if path is None:
     path = files.at(download(name, huggingface.FILE_PATTERNS))
-  load_at = _load_folder if files.is_folder(path) else _load_file
-  return load_at(path, dtype, convert, with_tokenizer)
+  if not files.is_folder(path):
+    _check_gguf(path)
+    build = tokenizer_files.from_gguf if with_tokenizer else lambda _: None
+    return Loaded(*gguf.load(path, dtype, convert, build))
+  # First, because it is read in a moment.
+  tokenizer = tokenizer_files.load(path) if with_tokenizer else None
+  if (path / checkpoint.CONFIG_NAME).exists():
+    model, params = checkpoint.restore(path, dtype, convert is not None)
+    if convert is not None:
+      params = jax.tree_util.tree_map_with_path(
+        functools.partial(convert, model), params
+      )
+  elif (path / 'config.json').exists():
+    model, params = huggingface.load(path, dtype, convert)
+  else:
+    raise ValueError(
+      f'{path} holds neither config.json nor {checkpoint.CONFIG_NAME}: give a '
+      'folder with a completely saved model, or the path of a .gguf file itself'
+    )
+  return Loaded(model, params, tokenizer)
+
+
+def _check_gguf(path):
+  huggingface.refuse_pickles(path)
+  if path.suffix != '.gguf':
+    raise ValueError(
+      f'{path} is not a GGUF file: give a .gguf file, or the folder that holds '
+      'config.json and the weights'
+    )
+  if files.is_remote(path):
+    raise ValueError(
+      f'{path} is a GGUF file, which can only be read from a local disk: copy '
+      'it to one, or load a folder with safetensors'
+    )
 
 
 def _load_int8(name, dtype, with_tokenizer):
@@ -175,42 +207,6 @@ def find(name: str) -> epath.Path | None:
       'it'
     )
   return None
-
-
-def _load_file(path, dtype, convert, with_tokenizer):
-  huggingface.refuse_pickles(path)
-  if path.suffix != '.gguf':
-    raise ValueError(
-      f'{path} is not a GGUF file: give a .gguf file, or the folder that holds '
-      'config.json and the weights'
-    )
-  if files.is_remote(path):
-    raise ValueError(
-      f'{path} is a GGUF file, which can only be read from a local disk: copy '
-      'it to one, or load a folder with safetensors'
-    )
-  build = tokenizer_files.from_gguf if with_tokenizer else lambda _: None
-  model, params, tokenizer = gguf.load(path, dtype, convert, build)
-  return Loaded(model, params, tokenizer)
-
-
-def _load_folder(path, dtype, convert, with_tokenizer):
-  # First, because it is read in a moment.
-  tokenizer = tokenizer_files.load(path) if with_tokenizer else None
-  if (path / checkpoint.CONFIG_NAME).exists():
-    model, params = checkpoint.restore(path, dtype, convert is not None)
-    if convert is not None:
-      params = jax.tree_util.tree_map_with_path(
-        functools.partial(convert, model), params
-      )
-  elif (path / 'config.json').exists():
-    model, params = huggingface.load(path, dtype, convert)
-  else:
-    raise ValueError(
-      f'{path} holds neither config.json nor {checkpoint.CONFIG_NAME}: give a '
-      'folder with a completely saved model, or the path of a .gguf file itself'
-    )
-  return Loaded(model, params, tokenizer)
 
 
 def packaged_file(package: str) -> pathlib.Path:

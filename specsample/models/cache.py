@@ -154,22 +154,21 @@ def widen(new: New, num_tokens: int) -> New:
   more = lambda x: jnp.pad(
     x, ((0, 0), (0, 0), (0, num_tokens - x.shape[2]), (0, 0))
   )
-  return dataclasses.replace(
-    new,
-    keys=jax.tree.map(more, new.keys),
-    values=jax.tree.map(more, new.values),
-    logs=tuple(log and gated_delta.widen(log, num_tokens) for log in new.logs),
-  )
+  return _mapped(new, more, lambda log: gated_delta.widen(log, num_tokens))
 
 
 def along(new: New, path: Array) -> New:
   """Returns the tokens of `new` at the indices path [B, P], as a chain."""
-  take = lambda entries: jax.tree.map(lambda leaf: _take(leaf, path), entries)
+  take = lambda leaf: _take(leaf, path)
+  return _mapped(new, take, lambda log: gated_delta.along(log, path))
+
+
+def _mapped(new, of_leaf, of_log):
   return dataclasses.replace(
     new,
-    keys=take(new.keys),
-    values=take(new.values),
-    logs=tuple(log and gated_delta.along(log, path) for log in new.logs),
+    keys=jax.tree.map(of_leaf, new.keys),
+    values=jax.tree.map(of_leaf, new.values),
+    logs=tuple(log and of_log(log) for log in new.logs),
   )
 
 

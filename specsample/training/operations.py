@@ -14,6 +14,7 @@ import math
 import jax
 
 from specsample.models import experts as experts_lib
+from specsample.models import transformer
 from specsample.training import objective as objective_lib
 from specsample.training.step import Batch
 from specsample.types import Params
@@ -39,7 +40,9 @@ def count(
   """
   rows = lambda matrix: objective.num_rows(matrix, batch)
   size = batch['tokens'].shape[1]
-  experts = getattr(objective.target, 'experts', None)
+  experts = None
+  if isinstance(objective.target, transformer.Transformer):
+    experts = objective.target.experts
   total = _TRAINED * _of_layers(params['drafter'], rows, size, experts)
   of_target = _TRAINED if trains_target else 1
   features = objective.drafter.feature_layers
