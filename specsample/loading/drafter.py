@@ -81,7 +81,7 @@ def save_drafter(
   checks.parameters('params', drafter, params)
   arrays = {
     name: _to_host(leaf).astype(safetensors_file.DTYPES[_kind(name)])
-    for name, leaf in _by_name(params).items()
+    for name, leaf in tensors.by_name(params).items()
     if name != _UNEMBEDDING or drafter.own_unembedding
   }
   save = lambda file: safetensors_file.write(file, arrays)
@@ -164,14 +164,14 @@ def _load(name_or_path, target, num_draft_tokens, convert) -> LoadedDrafter:
   drafter = trained
   if num_draft_tokens is not None:
     drafter = dataclasses.replace(trained, num_draft_tokens=num_draft_tokens)
-  wanted = _by_name(drafter.abstract_params())
+  wanted = tensors.by_name(drafter.abstract_params())
   if wanted.keys() - {_UNEMBEDDING} - stored.keys():
     raise ValueError(
       f'num_draft_tokens is {num_draft_tokens}, but {folder} has heads for '
       f'only {trained.num_draft_tokens}: give a smaller number, or train more '
       'heads'
     )
-  axes = _by_name(drafter.param_axes())
+  axes = tensors.by_name(drafter.param_axes())
   dtype = target.model.dtype
   params = {}
   for name in filter(stored.__contains__, wanted):
@@ -187,8 +187,8 @@ def _load(name_or_path, target, num_draft_tokens, convert) -> LoadedDrafter:
     elif _kind(name) == 'BF16':
       values = values.astype(dtype)
     params[name] = sharding.place(values, axes[name])
-  in_tree = jax.tree_util.tree_map_with_path(
-    lambda path, _: params[tensors.key(path)], drafter.abstract_params()
+  in_tree = tensors.map_named(
+    lambda name, _: params[name], drafter.abstract_params()
   )
   return LoadedDrafter(drafter, in_tree, card)
 
@@ -197,7 +197,7 @@ def _open(path, drafter, sha256):
   """Returns the tensors of a file, checked to be those of the drafter."""
   card_lib.check_present(path)
   stored = safetensors_file.read_header(path)
-  shapes = _by_name(drafter.abstract_params())
+  shapes = tensors.by_name(drafter.abstract_params())
   if not drafter.own_unembedding:
     shapes.pop(_UNEMBEDDING, None)
   expected = {name: f'{_kind(name)} {x.shape}' for name, x in shapes.items()}
@@ -223,13 +223,6 @@ def _open(path, drafter, sha256):
       'download both again'
     )
   return stored
-
-
-def _by_name(tree):
-  """Returns the leaves of a tree of parameters, or of their axes, by name."""
-  is_axes = lambda x: isinstance(x, tuple)
-  leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_axes)
-  return {tensors.key(path): leaf for path, leaf in leaves}
 
 
 def _kind(name):

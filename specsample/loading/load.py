@@ -150,9 +150,7 @@ def _load(name, dtype, convert, with_tokenizer):
   if (path / checkpoint.CONFIG_NAME).exists():
     model, params = checkpoint.restore(path, dtype, convert is not None)
     if convert is not None:
-      params = jax.tree_util.tree_map_with_path(
-        functools.partial(convert, model), params
-      )
+      params = tensors.map_named(functools.partial(convert, model), params)
   elif (path / 'config.json').exists():
     model, params = huggingface.load(path, dtype, convert)
   else:
@@ -178,18 +176,21 @@ def _check_gguf(path):
 
 
 def _load_int8(name, dtype, with_tokenizer):
-  first: dict[str, tuple[str, float]] = {}
+  first: dict[str, float] = {}
 
-  def convert(model, path, leaf):
-    key, leaf = tensors.key(path), tensors.as_read(model, path, leaf)
-    first[key] = (fingerprint_lib.name(path, leaf), fingerprint_lib.first(leaf))
-    return int8.weight(key, leaf, model.tie_embeddings)
+  def convert(model, name, leaf):
+    leaf = tensors.as_read(model, name, leaf)
+    first[name] = fingerprint_lib.first(leaf)
+    return int8.weight(name, leaf, model.tie_embeddings)
 
   loaded = _load(name, dtype, convert, with_tokenizer)
   is_leaf = lambda x: isinstance(x, int8.Int8)
   leaves = jax.tree_util.tree_leaves_with_path(loaded.params, is_leaf=is_leaf)
   of_exact = fingerprint_lib.of_first(
-    dict(first[tensors.key(path)] for path, _ in leaves)
+    {
+      fingerprint_lib.name(path, leaf): first[tensors.key(path)]
+      for path, leaf in leaves
+    }
   )
   return dataclasses.replace(loaded, exact_fingerprint=of_exact)
 

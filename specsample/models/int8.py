@@ -181,9 +181,9 @@ def check(weights: str | None) -> None:
 
 def names(params: Params) -> list[str]:
   """Returns the names, as by `tensors.key`, of the int8 parameters."""
-  is_int8 = lambda x: isinstance(x, Int8)
-  leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_int8)
-  return [tensors.key(path) for path, leaf in leaves if is_int8(leaf)]
+  is_matrix = lambda x: isinstance(x, Int8 | packed.Packed)
+  leaves = tensors.by_name(params, is_matrix)
+  return [name for name, leaf in leaves.items() if isinstance(leaf, Int8)]
 
 
 def refuse(params: Params) -> None:
@@ -211,8 +211,8 @@ def _map(function, tree, params):
   """Maps the leaves of tree whose parameters can be int8, keeps the others."""
   is_tied = 'unembedding' not in params
 
-  def of_leaf(path, param, leaf):
-    is_matrix = tensors.is_matrix(tensors.key(path), param, is_tied)
+  def of_leaf(name, param, leaf):
+    is_matrix = tensors.is_matrix(name, param, is_tied)
     return function(leaf) if is_matrix else leaf
 
-  return jax.tree_util.tree_map_with_path(of_leaf, params, tree)
+  return tensors.map_named(of_leaf, params, tree)

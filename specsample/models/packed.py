@@ -121,17 +121,14 @@ def _backward(saved, gradients):
 products.defvjp(_forward, _backward)
 
 
-def as_is_fast_here(
-  model: Any, path: tuple[Any, ...], leaf: ArrayLike
-) -> Array | Packed:
+def as_is_fast_here(model: Any, name: str, leaf: ArrayLike) -> Array | Packed:
   """Packs float32 matrices on a CPU; this is a `tensors.Convert`."""
-  if _can_pack(path, leaf, model.tie_embeddings) and native.is_used():
+  if _can_pack(name, leaf, model.tie_embeddings) and native.is_used():
     return pack(leaf)
-  return tensors.as_read(model, path, leaf)
+  return tensors.as_read(model, name, leaf)
 
 
-def _can_pack(path, leaf, is_tied):
-  name = tensors.key(path)
+def _can_pack(name, leaf, is_tied):
   is_matrix = leaf.ndim == 2 and tensors.is_matrix(name, leaf, is_tied)
   # Latent attention multiplies parts of this matrix, head by head.
   is_in_parts = name.endswith('attention.key_value.kernel')
@@ -148,15 +145,15 @@ def of_drafter(params: Params) -> Params:
   if not native.is_used():
     return params
 
-  def convert(path, leaf):
+  def convert(name, leaf):
     is_array = isinstance(leaf, jax.Array | np.ndarray)
-    if not is_array or not _can_pack(path, leaf, is_tied=False):
+    if not is_array or not _can_pack(name, leaf, is_tied=False):
       return leaf
-    is_of_target = tensors.key(path) == 'vocabulary.unembedding'
+    is_of_target = name == 'vocabulary.unembedding'
     return pack(leaf, is_rounded=is_of_target or None)
 
   is_leaf = lambda x: not isinstance(x, dict)
-  return jax.tree_util.tree_map_with_path(convert, params, is_leaf=is_leaf)
+  return tensors.map_named(convert, params, is_leaf=is_leaf)
 
 
 def plain(params: Params) -> Params:

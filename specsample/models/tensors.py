@@ -48,14 +48,14 @@ class Described(Protocol):
 
 
 # Converts a parameter that was read to the form that is kept. Takes the model,
-# the parameter's path and the parameter: an array on the mesh or, without a
-# mesh, a view of host memory that nothing else uses.
-Convert = Callable[[Any, tuple[Any, ...], ArrayLike], Any]
+# the parameter's name, as by `key`, and the parameter: an array on the mesh or,
+# without a mesh, a view of host memory that nothing else uses.
+Convert = Callable[[Any, str, ArrayLike], Any]
 
 
-def as_read(model: Described, path: tuple[Any, ...], leaf: ArrayLike) -> Array:
+def as_read(model: Described, name: str, leaf: ArrayLike) -> Array:
   """A `Convert` that keeps parameters as they are."""
-  del model, path
+  del model, name
   if isinstance(leaf, jax.Array):
     return leaf
   # The transfer transposes; waiting for it frees the copy in the file's layout.
@@ -247,26 +247,22 @@ def fill(
       as one is read, the largest first; without a mesh it is still on the host.
       None reads nothing, and the parameters are their shapes.
   """
-  expected = model.abstract_params()
-  paths, treedef = jax.tree_util.tree_flatten_with_path(expected)
-  sources = [source_name(path, names) for path, _ in paths]
-  shapes = {
-    source: leaf.shape[::-1]
-    for source, (_, leaf) in zip(sources, paths, strict=True)
-  }
+  tree = model.abstract_params()
+  expected, axes = by_name(tree), by_name(model.param_axes())
+  sources = {name: source_name(name, names) for name in expected}
+  shapes = {sources[name]: x.shape[::-1] for name, x in expected.items()}
   check_shapes(shapes, tensors.shapes, tensors.origin, ignored)
   if convert is None:
-    return expected
-  axes = jax.tree.leaves(
-    model.param_axes(), is_leaf=lambda leaf: isinstance(leaf, tuple)
-  )
-  leaves: list[Any] = [None] * len(sources)
-  by_size = lambda i: -math.prod(tensors.shapes[sources[i]])
+    return tree
+  found: dict[str, Any] = {}
+  by_size = lambda name: -math.prod(expected[name].shape)
   place = _on_host if jax.sharding.get_mesh().empty else _on_mesh
-  for i in sorted(range(len(sources)), key=by_size):
-    (path, leaf), tensor = paths[i], tensors.open(sources[i])
-    leaves[i] = convert(model, path, place(tensor, leaf, axes[i]))
-  return jax.tree_util.tree_unflatten(treedef, leaves)
+  for name in sorted(expected, key=by_size):
+    tensor = tensors.open(sources[name])
+    found[name] = convert(
+      model, name, place(tensor, expected[name], axes[name])
+    )
+  return map_named(lambda name, _: found[name], tree)
 
 
 def check_shapes(
@@ -326,6 +322,29 @@ def key(path: tuple[Any, ...]) -> str:
   return '.'.join(str(entry.key) for entry in path)
 
 
+def by_name(
+  tree: Any, is_leaf: Callable[[Any], bool] = lambda x: isinstance(x, tuple)
+) -> dict[str, Any]:
+  """Returns a tree's leaves by their names; by default axes are leaves."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+  return {key(path): leaf for path, leaf in leaves}
+
+
+def map_named(
+  function: Callable[..., Any],
+  tree: Any,
+  *others: Any,
+  is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+  """Maps a function of a leaf's name and leaves over trees."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, *leaves: function(key(path), *leaves),
+    tree,
+    *others,
+    is_leaf=is_leaf,
+  )
+
+
 def is_of_router(name: str) -> bool:
   """Returns whether a parameter, named as by `key`, belongs to a router.
 
@@ -348,9 +367,8 @@ def is_matrix(name: str, leaf: Any, is_tied: bool) -> bool:
   return leaf.ndim > 1 and own in names and not is_of_router(name)
 
 
-def source_name(path: tuple[Any, ...], names: Mapping[str, str]) -> str:
-  """Returns the name in a file of the parameter at a path; see `fill`."""
-  name = key(path)
+def source_name(name: str, names: Mapping[str, str]) -> str:
+  """Returns the name in a file of a parameter; see `fill`."""
   layer = re.match(r'layers\.(\d+)\.', name)
   if layer is None or name in names:
     return names[name]

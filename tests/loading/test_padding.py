@@ -14,6 +14,7 @@ from specsample import testing
 from specsample import text
 from specsample.models import int8
 from specsample.models import packed
+from specsample.models import tensors
 
 _SIZE = 24  # of the target's vocabulary
 _NAMES = [f'token{i}' for i in range(18)]  # fewer than any model's rows
@@ -56,9 +57,8 @@ def test_its_logits_are_those_of_the_tokens_that_both_have(
   elif form == 'packed':
     draft = dataclasses.replace(
       draft,
-      params=jax.tree_util.tree_map_with_path(
-        functools.partial(packed.as_is_fast_here, draft.model),
-        draft.params,
+      params=tensors.map_named(
+        functools.partial(packed.as_is_fast_here, draft.model), draft.params
       ),
     )
   matched = specsample.match_vocabulary(draft, _loaded(_SIZE))

@@ -16,6 +16,7 @@ from specsample.models import checkpoint
 from specsample.models import int8
 from specsample.models import matrices
 from specsample.models import packed
+from specsample.models import tensors
 
 _MODEL = testing.tiny_llama(vocab_size=40, num_layers=2)
 _IS_TIED = [False, True]
@@ -32,7 +33,7 @@ def _params(model):
 
 def _packed(model, params):
   convert = functools.partial(packed.as_is_fast_here, model)
-  return jax.tree_util.tree_map_with_path(convert, params)
+  return tensors.map_named(convert, params)
 
 
 def _product(x, kernel):

@@ -40,11 +40,10 @@ def _reference(loaded):
   )
   model = transformers.Gemma3ForCausalLM(config).eval()
   params = packed.plain(loaded.params)
-  leaves = jax.tree_util.tree_leaves_with_path(params)
   names = gemma.GEMMA3.names
   weights = {
-    tensors.source_name(path, names): torch.from_numpy(np.array(leaf.T))
-    for path, leaf in leaves
+    tensors.source_name(name, names): torch.from_numpy(np.array(leaf.T))
+    for name, leaf in tensors.by_name(params).items()
   }
   unset = model.load_state_dict(weights, assign=True, strict=False)
   assert unset.missing_keys == ['lm_head.weight'] and not unset.unexpected_keys

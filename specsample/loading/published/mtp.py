@@ -8,7 +8,6 @@ named `mtp.`; it continues from its output after the last norm.
 import math
 
 from etils import epath
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -120,8 +119,7 @@ def _plan(stored, config, model, num_draft_tokens):
     for i, prefix in enumerate(prefixes)
     for ours, theirs in of_module.items()
   }
-  leaves = jax.tree_util.tree_leaves_with_path(drafter.abstract_params())
-  unnamed = {tensors.key(path) for path, _ in leaves} - names.keys()
+  unnamed = tensors.by_name(drafter.abstract_params()).keys() - names.keys()
   if unnamed:
     raise ValueError(
       f"{stored.origin} has modules whose layers are not like the target's, as "
@@ -264,13 +262,13 @@ def _modules(request, stored, config) -> dict[str, np.ndarray]:
   drafter, shapes = request.drafter, dict(stored.shapes)
   model, count = drafter.model, drafter.num_draft_tokens
   prefixes = huggingface.mtp_prefixes(model.num_layers, config)
-  leaves = jax.tree_util.tree_leaves_with_path(request.params)
+  given = request.values()
   read, _, names, copies = _plan(stored, config, model, count)
   writing.check_settings(request, read)
   if not any(name.startswith(prefixes) for name in shapes):
     shapes |= {
-      tensors.source_name(path, names): leaf.shape[::-1]
-      for path, leaf in leaves
+      tensors.source_name(name, names): x.shape[::-1]
+      for name, x in given.items()
     }
   chosen = {
     name: shape
@@ -289,10 +287,10 @@ def _modules(request, stored, config) -> dict[str, np.ndarray]:
   tensors.fill(drafter, found, names, copies, convert=None)  # compares shapes
   flat = np.full(sum(sizes), np.nan, np.float32)
   routers = set()
-  for path, leaf in leaves:
-    places = _whole(found.open(tensors.source_name(path, names)))
-    flat[places] = np.asarray(leaf).astype(np.float32).T
-    if tensors.is_of_router(tensors.key(path)):
+  for name, of_name in given.items():
+    places = _whole(found.open(tensors.source_name(name, names)))
+    flat[places] = of_name.astype(np.float32).T
+    if tensors.is_of_router(name):
       routers.add(int(places.flat[0]))
   written = {}
   for name, shape in chosen.items():

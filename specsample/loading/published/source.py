@@ -218,10 +218,8 @@ def fill(
   See `tensors.fill` for `convert`.
   """
   described = trainable.InDtype(plan.drafter)
-  leaves = jax.tree_util.tree_leaves_with_path(described.abstract_params())
   names, made = {}, {}
-  for path, _ in leaves:
-    key = tensors_lib.key(path)
+  for key in tensors_lib.by_name(described.abstract_params()):
     found, numbers = row(plan.table, key)
     if isinstance(found, str):
       names[key] = found.format(*numbers)

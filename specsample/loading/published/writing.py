@@ -10,7 +10,6 @@ import dataclasses
 from typing import Any
 
 from etils import epath
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -74,8 +73,8 @@ class Request:
 
   def values(self) -> dict[str, np.ndarray]:
     """Returns the parameters by name, [in, out], on the host."""
-    leaves = jax.tree_util.tree_leaves_with_path(self.params)
-    return {tensors_lib.key(path): np.asarray(leaf) for path, leaf in leaves}
+    leaves = tensors_lib.by_name(self.params)
+    return {name: np.asarray(leaf) for name, leaf in leaves.items()}
 
   def name_of_target(self) -> str:
     """Returns the target's name; raises ValueError if there is none."""
