@@ -60,23 +60,20 @@ def _widths(drafter):
 
 @gin.configurable
 def budgeted(
-  method: methods.Method, target: specsample.Loaded
+  method: methods.Method, target: specsample.Loaded, batch_size: int = 1
 ) -> methods.Method:
   """Returns a method whose trees are as wide as they pay on this machine.
 
   Args:
     method: its drafter drafts trees of point masses.
     target: the model that scores them; whole rounds with it are timed.
+    batch_size: the rows of these rounds.
   """
-  return _budgeted(method, target, 1)
-
-
-def _budgeted(method, target, batch_size):
   budget = choosing.budget(
     target, method.drafter, method.params, batch_size=batch_size
   )
   drafter = drafters.Adaptive(drafter=method.drafter, policies=(budget,))
-  make = lambda number, batch_size: _budgeted(
+  make = lambda number, batch_size: budgeted(
     methods.remake(method, number), target, batch_size
   )
   return methods.Method(drafter, method.verify, method.params, make)

@@ -26,6 +26,7 @@ def suffix(
   drafter: drafters.Suffix,
   stores: Mapping[str, specsample.store.Store] | None = None,
   target: specsample.Loaded | None = None,
+  batch_size: int = 1,
 ) -> methods.Method:
   """Returns the method of a `Suffix` that searches stores.
 
@@ -34,18 +35,15 @@ def suffix(
     stores: the stores by name.
     target: if given, the cost of its passes on this machine decides when to
       draft, instead of the drafter's `min_kept`.
+    batch_size: the rows of these passes.
   """
   params = dict(stores or {})
   if target is None:
     return methods.Method(drafter, params=params)
-  return _suffix(drafter, params, target, 1)
-
-
-def _suffix(drafter, params, target, batch_size):
   costs = round_costs.costs(
     target, drafter.num_draft_tokens, batch_size=batch_size
   )
-  make = lambda number, batch_size: _suffix(
+  make = lambda number, batch_size: suffix(
     dataclasses.replace(drafter, num_draft_tokens=number),
     params,
     target,
@@ -62,6 +60,7 @@ def either(
   trained: methods.Method,
   target: specsample.Loaded | None = None,
   policies: Sequence[policy_lib.Policy] = (),
+  batch_size: int = 1,
 ) -> methods.Method:
   """Returns the method of `drafters.Either`.
 
@@ -73,11 +72,8 @@ def either(
       machine, decides how much the trained drafter drafts.
     policies: further policies, all of which a trained draft must pass as well;
       see `drafters.Adaptive`.
+    batch_size: the rows of these rounds.
   """
-  return _either(remembered, trained, target, policies, 1)
-
-
-def _either(remembered, trained, target, policies, batch_size):
   remembered = methods.remake(remembered, batch_size=batch_size)
   trained = methods.remake(trained, batch_size=batch_size)
   every = (*policies,)
@@ -86,18 +82,18 @@ def _either(remembered, trained, target, policies, batch_size):
   drafter = trained.drafter
   if every:
     drafter = drafters.Adaptive(drafter=drafter, policies=every)
-  either = drafters.Either(remembered=remembered.drafter, trained=drafter)
+  both = drafters.Either(remembered=remembered.drafter, trained=drafter)
 
   def make(num_draft_tokens, batch_size):
     reason = (
       'both drafters of Either have their own: bind those of Suffix and of the '
       'trained drafter'
     )
-    methods.check_length(either, num_draft_tokens, reason)
-    return _either(remembered, trained, target, policies, batch_size)
+    methods.check_length(both, num_draft_tokens, reason)
+    return either(remembered, trained, target, policies, batch_size)
 
   return methods.Method(
-    drafter=either,
+    drafter=both,
     verify=trained.verify,
     params={'remembered': remembered.params, 'trained': trained.params},
     make=make,
