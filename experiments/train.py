@@ -26,11 +26,9 @@ from experiments.command import distributed
 from experiments.command import frame
 from experiments.command import journal as journal_lib
 from experiments.training import begin
-from experiments.training import data as data_lib
 from experiments.training import held_out
 from experiments.training import history as history_lib
 from experiments.training import results
-from experiments.training import tensorboard
 from experiments.training import train_state
 from experiments.training import trainer as trainer_lib
 from experiments.training import training as training_lib
@@ -57,12 +55,12 @@ def main() -> None:
   with contextlib.ExitStack() as stack, cli.bad_input():
     out = frame.folder(_OUT)
     training = training_lib.Training()
-    data = data_lib.load(_DATA.value, training.target)
+    data = begin.load(_DATA.value, training.target)
     if _TENSORBOARD.value:
-      tensorboard.check(out)
+      history_lib.check_tensorboard(out)
     digests = [folder.digest() for folder in data]
     distributed.check_same({'data': repr(digests)})
-    split = data_lib.split(training, data, None)
+    split = begin.split(training, data, None)
     _check(training, split)
     header = training.header(digests)
     cli.make_folder(out)
@@ -81,10 +79,10 @@ def main() -> None:
     if training.cache_hidden:
       layers = training.drafter.feature_layers
       vectors = [features.read(x, training.target, layers)[0] for x in data]
-      split = data_lib.split(training, data, vectors)
+      split = begin.split(training, data, vectors)
     own = begin.params(
       training,
-      data_lib.draft_vocabulary(
+      begin.draft_vocabulary(
         split,
         training.drafter.draft_vocab_size,
         training.target.model.vocab_size,
@@ -114,7 +112,7 @@ def _observer(out, history, stack):
   """Returns what writes each measurement, for people and for TensorBoard."""
   events = None
   if _TENSORBOARD.value and distributed.is_first():
-    events = stack.enter_context(tensorboard.writer(out / 'tensorboard'))
+    events = stack.enter_context(history_lib.tensorboard(out / 'tensorboard'))
     for values in history.train:
       events(history_lib.TRAIN, values)
     for values in history.held_out:

@@ -1,5 +1,9 @@
-"""The weights that a training run begins with."""
+"""The data and the weights that a training run begins with.
 
+Some shards of each folder are for training, and some are held out.
+"""
+
+from collections.abc import Sequence
 import dataclasses
 
 from flax import traverse_util
@@ -8,6 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.training import training as training_lib
+from experiments.training_data import batches as batches_lib
+from experiments.training_data import data_folder
+from experiments.training_data import features
 import specsample
 from specsample import checks
 from specsample import sharding
@@ -15,11 +22,81 @@ from specsample.drafters import dflash
 from specsample.models import packed
 from specsample.types import ArrayLike, Params
 
+
+def load(
+  folders: Sequence[str], target: specsample.Loaded
+) -> list[data_folder.Data]:
+  """Reads all data in the folders."""
+  for folder in folders:
+    if folders.count(folder) > 1:
+      raise ValueError(f'--data names {folder} twice: give each folder once')
+  return [data_folder.load(folder, target) for folder in folders]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Split:
+  """The examples to train on, and the held-out examples."""
+
+  train: list[batches_lib.Example]
+  held_out: list[batches_lib.Example]
+  prompts: list[np.ndarray]  # [n] int32 each, of all held-out dialogues
+
+
+def split(
+  training: training_lib.Training,
+  data: Sequence[data_folder.Data],
+  vectors: Sequence[Sequence[list[features.Vectors] | None]] | None,
+) -> Split:
+  """Turns the dialogues into examples.
+
+  `vectors` are the target's, by folder, shard and dialogue; None if they are
+  not at hand.
+  """
+  whole = training.objective.reads_prompt or not training.cache_hidden
+  train, held_out, prompts = [], [], []
+  nothing = [[None] * len(folder.shards) for folder in data]
+  for folder, of_shards in zip(data, vectors or nothing, strict=True):
+    to_train, _ = folder.numbers(training.held_out_every)
+    greedy = []
+    for number, shard in enumerate(folder.shards):
+      of_each = of_shards[number] or [{}] * len(shard)
+      for dialogue, own in zip(shard, of_each, strict=True):
+        example = batches_lib.example(dialogue, own, whole)
+        if number in to_train:
+          train.append(example)
+          continue
+        prompts.append(dialogue.tokens[: dialogue.answers[0][0]])
+        if dialogue.temperature == 0:
+          greedy.append(example)
+    held_out += greedy[: training.held_out_answers]
+  if not held_out:
+    names = ', '.join(str(x.folder) for x in data)
+    raise ValueError(
+      f'no held-out answer in {names} is greedy: make more data with '
+      'Synthesis.greedy_share above 0, or add a folder of greedy answers'
+    )
+  return Split(train=train, held_out=held_out, prompts=prompts)
+
+
+def draft_vocabulary(
+  split: Split, size: int | None, vocab_size: int
+) -> np.ndarray | None:
+  """Returns the `size` most frequent answer tokens, ascending; None for all."""
+  if size is None:
+    return None
+  counts = np.zeros(vocab_size, np.int64)
+  for example in split.train:
+    np.add.at(counts, example.learned, 1)
+  # Stable: the tokenizer's earlier merges win among equally frequent tokens.
+  return np.sort(np.argsort(-counts, kind='stable')[:size]).astype(np.int32)
+
+
 # Cut out of the target for the vocabulary of each run.
 _VOCABULARY = 'vocabulary'
 # Tables [rank, V'] that may have a column for each drafted token.
 _OF_TOKENS = (
-  *(('markov', 'before'), ('markov', 'behind')),
+  ('markov', 'before'),
+  ('markov', 'behind'),
   ('selector', 'successor'),
 )
 
@@ -27,9 +104,7 @@ _OF_TOKENS = (
 def params(training: training_lib.Training, d2t: ArrayLike | None) -> Params:
   """Returns the drafter's own parameters before the first step.
 
-  Args:
-    training: the settings; `begin_with` names the drafter to go on from.
-    d2t: [V'] the ids of the drafted tokens, None for all.
+  `d2t` [V'] has the ids of the drafted tokens, None for all.
   """
   drafter = training.drafter
   own = drafter.init_params(

@@ -15,12 +15,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import methods
+from experiments import methods as methods_lib
+from experiments.decoding import rounds
 from experiments.decoding import setup as setup_lib
 from experiments.training import training as training_lib
 import specsample
+from specsample import drafters
 from specsample import sharding
 from specsample import stats as stats_lib
+from specsample import tree
 from specsample.training import objective as objective_lib
 from specsample.types import Params
 
@@ -33,11 +36,8 @@ def evaluate(
 ) -> tuple[float, stats_lib.Stats]:
   """Returns the mean loss, and the counts of greedy decoding.
 
-  Args:
-    params: the whole tree, in the dtype of the computation.
-    batches: batches of greedy answers.
-    objective: the objective that is trained.
-    eos_ids: the tokens that end an answer; other answers end at their limit.
+  `params` is the whole tree, in the dtype of the computation. The batches are
+  of greedy answers, which end with one of `eos_ids` or at their limit.
   """
   losses, weights, counts = [], [], []
   for batch in batches:
@@ -104,11 +104,9 @@ def _evaluate(params, batch, *, objective):
 def choose_prompts(
   training: training_lib.Training, prompts: Sequence[np.ndarray]
 ) -> list[list[int]]:
-  """Chooses evenly spaced held-out prompts, and truncates them.
+  """Chooses `decoded_prompts` evenly spaced held-out prompts, or all.
 
-  Returns:
-    At most `decoded_prompts` prompts, each cut to its last
-    `decoded_prompt_tokens` tokens.
+  Each is cut to its last `decoded_prompt_tokens` tokens.
   """
   count = min(training.decoded_prompts, len(prompts))
   room = training.target.model.max_length - training.decoded_new_tokens
@@ -126,14 +124,12 @@ def choose_prompts(
 def setup(training: training_lib.Training, params: Params) -> setup_lib.Setup:
   """Returns what decodes with a drafter in training, at temperature 0.
 
-  Args:
-    training: the settings.
-    params: the whole tree, in the dtype of the computation.
+  `params` is the whole tree, in the dtype of the computation.
   """
   target = dataclasses.replace(training.target, params=params['target'])
   return setup_lib.Setup(
     target=target,
-    method=methods.Method(training.drafter, params=params['drafter']),
+    method=methods_lib.Method(training.drafter, params=params['drafter']),
     sampling=specsample.Sampling(temperature=0.0),
     max_new_tokens=training.decoded_new_tokens,
     stop=specsample.Stop(eos_ids=target.tokenizer.eos_ids),
@@ -148,3 +144,124 @@ def decode(
   The parameters are arguments of the compiled loop, so it is compiled once.
   """
   return stats_lib.summarize(setup.generate(prompts))
+
+
+_NUM_CHILDREN = 4  # of a node with children, in the tree that is counted
+# Nodes of a lattice's trees. `auto` considers no larger ones.
+_SIZES = (1, 3, 7, 15)
+
+
+def measure_trees(
+  setup: setup_lib.Setup, prompts: Sequence[list[int]]
+) -> dict[str, Any]:
+  """Returns what the card of a drafter says of its trees.
+
+  For most drafters this is 'acceptance_by_rank' [K][4]: how often the draft of
+  each rank is the one that is kept, by position, as `tree.best` takes it. For a
+  drafter with a lattice (DFlash, DFlash2, DSpark) it is 'tokens_by_nodes': the
+  tokens per round with its best trees of '1', '3', '7' and '15' nodes, whose
+  shapes follow the text.
+
+  Args:
+    setup: decodes at temperature 0; its method is a drafter of chains.
+    prompts: token ids, one list per prompt, which are decoded as one batch.
+  """
+  method = setup.method
+  of_method = lambda method: dataclasses.replace(setup, method=method)
+  if isinstance(method.drafter, drafters.DFlash):
+    by_nodes = {}
+    for size in _SIZES:
+      trees = of_method(methods_lib.lattice_tree(method, size))
+      decoded = decode(trees, prompts)
+      by_nodes[str(size)] = decoded.tokens_per_round
+    return {'tokens_by_nodes': by_nodes}
+  probe = _probe(method.drafter.num_draft_tokens)
+  trees = of_method(methods_lib.tree(method, probe))
+  counts = _count_all(trees, prompts, probe)
+  return {'acceptance_by_rank': acceptance_by_rank(counts).tolist()}
+
+
+def trees_for_card(
+  setup: setup_lib.Setup, prompts: Sequence[list[int]]
+) -> dict[str, Any]:
+  """Returns what `measure_trees` does or, after saying why, nothing."""
+  try:
+    return measure_trees(setup, prompts)
+  except (TypeError, ValueError) as error:
+    print(f'the card says nothing of trees: {error}')
+    return {}
+
+
+def count_tried(
+  topology: tree.Topology,
+  drafted: Sequence[int],
+  path: Sequence[int],
+  num_emitted: int,
+) -> np.ndarray:
+  """Counts the children that were tried and kept in one round of a row.
+
+  The children of a node are tried in order of rank, until one is kept.
+
+  Args:
+    topology: the draft's tree, of depth D.
+    drafted: [N] tokens, -1 where none was drafted.
+    path: the nodes that were kept, parents first.
+    num_emitted: the tokens that the round emitted. They are one more than the
+      nodes kept, unless the text ended with the last node.
+
+  Returns:
+    [2, D, k], how many children were tried and how many kept, by depth and
+    rank.
+  """
+  counts = np.zeros((2, topology.depth, max(topology.num_children)), int)
+  # Each emitted token was chosen at a node, whose children were tried.
+  for depth, node in enumerate([0, *path][:num_emitted]):
+    for rank, child in enumerate(topology.children(node)):
+      if drafted[child - 1] < 0:
+        continue
+      counts[0, depth, rank] += 1
+      if child in path:
+        counts[1, depth, rank] += 1
+        break
+  return counts
+
+
+def acceptance_by_rank(counts: np.ndarray) -> np.ndarray:
+  """Returns how often the child of each rank is the one kept, [D, k].
+
+  That is the share kept of the children tried, times the probability that no
+  earlier sibling was kept. So nodes may have different numbers of children
+  (Kaplan and Meier, 1958). A rank that was never tried counts as never kept.
+  """
+  tried, kept = counts
+  share = kept / np.maximum(tried, 1)
+  none_before = np.cumprod(1 - share, axis=1)[:, :-1]
+  return share * np.pad(none_before, ((0, 0), (1, 0)), constant_values=1)
+
+
+def _probe(depth):
+  """Returns a tree with children along the paths of the two best first drafts.
+
+  Drafts after a second choice are counted too, because trees have some.
+  """
+  parents = [(first, *[0] * i) for first in (0, 1) for i in range(depth - 1)]
+  return tree.from_paths(
+    (*parent, rank)
+    for parent in [(), *parents]
+    for rank in range(_NUM_CHILDREN)
+  )
+
+
+def _count_all(setup, prompts, topology) -> np.ndarray:
+  """Returns the sum of `count_tried` over all rounds of all rows."""
+  state, total = setup.prefill(prompts), np.zeros((), int)
+  while True:
+    found, state = rounds.step(setup, state)
+    found = jax.device_get(found)
+    if not found['has_round'].any():
+      return total
+    for row in np.flatnonzero(found['has_round']):
+      path = (1 + np.flatnonzero(found['is_kept'][row])).tolist()
+      num_emitted = len(path) + found['has_next'][row]
+      drafted = found['tokens'][row]
+      total = total + count_tried(topology, drafted, path, num_emitted)

@@ -4,8 +4,12 @@ So a run that was killed, or that is made longer, goes on with the measurements
 up to its checkpoint, and takes those of later steps again.
 """
 
+from collections.abc import Callable, Iterator
+import contextlib
 import dataclasses
+import importlib.util
 import json
+import pathlib
 import time
 from typing import Any
 
@@ -14,8 +18,9 @@ from etils import epath
 from experiments.command import distributed
 from experiments.command import environment
 from experiments.reporting import files
-from experiments.training import schedule
 from experiments.training import train_state
+from experiments.training import training as training_lib
+from specsample import files as library_files
 
 TRAIN, HELD_OUT = 'train', 'held out'
 Values = dict[str, Any]  # JSON
@@ -34,7 +39,7 @@ class History:
   """
 
   run: str
-  plan: schedule.Plan
+  plan: training_lib.Plan
   segments: list[Values] = dataclasses.field(default_factory=list)
   train: list[Values] = dataclasses.field(default_factory=list)
   held_out: list[Values] = dataclasses.field(default_factory=list)
@@ -102,14 +107,11 @@ def resume(
 ) -> tuple[int, History]:
   """Returns the step to continue from, and the history up to it.
 
-  Args:
-    checkpoints: those of the run.
-    run: as in `History`.
-    steps, unit, decay: as in `schedule.plan`.
+  `run` is as in `History`; `steps`, `unit` and `decay` as in `training.plan`.
   """
   last = checkpoints.step
   if last is None:
-    plan = schedule.plan(steps, unit=unit, decay=decay)
+    plan = training_lib.plan(steps, unit=unit, decay=decay)
     return 0, History(run=run, plan=plan)
   found = _read(checkpoints, last)
   if found.run != run:
@@ -118,7 +120,7 @@ def resume(
       'folders checkpoints and drafter too, or give another --out'
     )
   taken = min(last, found.plan.decay_start)
-  plan = schedule.plan(steps, unit=unit, decay=decay, taken=taken)
+  plan = training_lib.plan(steps, unit=unit, decay=decay, taken=taken)
   if plan != found.plan and last > taken:  # the old decay is dropped
     last, found = taken, _read(checkpoints, taken)
   return last, dataclasses.replace(found, plan=plan)
@@ -126,5 +128,49 @@ def resume(
 
 def _read(checkpoints: train_state.Checkpoints, step: int) -> History:
   values = checkpoints.history(step)
-  plan = schedule.Plan(*values.pop('plan'))
+  plan = training_lib.Plan(*values.pop('plan'))
   return History(plan=plan, **values)
+
+
+# observe(kind, values) is called for each report and evaluation of a step.
+Observe = Callable[[str, dict[str, Any]], None]
+
+
+def check_tensorboard(folder: pathlib.PurePath) -> None:
+  """Refuses a folder that `tensorboard` cannot write to."""
+  if importlib.util.find_spec('tensorboardX') is None:
+    raise ValueError(
+      '--tensorboard needs the package tensorboardX: pip install '
+      "'specsample[tensorboard]', or leave the flag out"
+    )
+  if library_files.is_remote(folder):
+    raise ValueError(
+      f'--tensorboard writes to a local folder, but {folder} is in a bucket: '
+      'give another --out, or leave the flag out'
+    )
+
+
+@contextlib.contextmanager
+def tensorboard(folder: pathlib.PurePath) -> Iterator[Observe]:
+  """Writes event files to a local folder while the context lasts.
+
+  The package tensorboardX writes them, without TensorFlow. `tensorboard
+  --logdir=FOLDER` shows them, even while the run goes on.
+  """
+  check_tensorboard(folder)
+  import tensorboardX  # noqa: PLC0415 (an extra, which most runs do without)
+
+  # Hides what earlier starts wrote: a kill may have lost the last events.
+  with tensorboardX.SummaryWriter(
+    str(folder), flush_secs=10, purge_step=0
+  ) as events:
+
+    def observe(kind, values):
+      for name, value in values.items():
+        numbers = value if isinstance(value, list) else [value]
+        for i, number in enumerate(numbers, 1):
+          if number is not None:
+            tag = f'{kind}/{name}' + (f'/{i}' if value is numbers else '')
+            events.add_scalar(tag.replace(' ', '_'), number, values['step'])
+
+    yield observe

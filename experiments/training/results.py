@@ -4,6 +4,7 @@ A drafter's card says how it was trained, and how good it is.
 """
 
 from collections.abc import Mapping, Sequence
+import functools
 import os
 from typing import Any
 
@@ -13,11 +14,10 @@ import numpy as np
 
 from experiments.command import distributed
 from experiments.command import environment
-from experiments.training import curves
+from experiments.reporting import figures
 from experiments.training import held_out
 from experiments.training import history as history_lib
 from experiments.training import trainer as trainer_lib
-from experiments.training import tree_check
 from experiments.training_data import data_folder
 from experiments.training_data import dialogues as dialogues_lib
 import specsample
@@ -27,7 +27,7 @@ from specsample.models import checkpoint
 from specsample.models import fingerprint
 from specsample.types import Params
 
-_HELD_OUT = 'greedy decoding of held-out prompts, by the decoding loop'
+_HELD_OUT_WHAT = 'greedy decoding of held-out prompts, by the decoding loop'
 _REPLAYED = "the target's greedy answers, replayed"
 _REPLAYED_OF_OLD = (
   'greedy answers of the target before it was trained, replayed as if they '
@@ -46,23 +46,20 @@ def write(
   Results of the same step are kept. Results of an earlier end of the same run
   are replaced, and so are results that a kill left half-written.
 
-  Args:
-    out: the folder of the run.
-    trainer: the trainer after its last step.
-    params: the whole tree of the best step.
-    data: the data that the run has read.
+  `params` is the whole tree of the best step; the trainer took its last one.
   """
   training = trainer.training
   content = _card(trainer, data)
   drafter = training.drafter
   if distributed.is_first():
     title = f'{type(drafter).__name__}, K = {drafter.num_draft_tokens}'
-    curves.draw(out / 'curves.png', trainer.history, title)
+    draw = functools.partial(_curves, trainer.history, title)
+    figures.write_png(out / 'curves.png', draw)
   folder, of_target = out / 'drafter', out / 'target'
   if not _is_written(folder, content):
     prompts = held_out.choose_prompts(training, trainer.split.prompts)
     setup = held_out.setup(training, params)
-    content['held_out'] |= tree_check.for_card(setup, prompts)
+    content['held_out'] |= held_out.trees_for_card(setup, prompts)
     _remove(folder)
     target = training.target.fingerprint
     if training.trains_target:
@@ -84,11 +81,7 @@ def check(out: epath.Path, history: history_lib.History, step: int) -> None:
   """Refuses results of another run, which would pass for those of this run.
 
   A run that has not taken its last step has none, unless it was made longer.
-
-  Args:
-    out: the folder of the run.
-    history: of the run.
-    step: the step that the run continues from.
+  `step` is the one that the run continues from.
   """
   is_own = step == history.plan.num_steps
   path = out / 'drafter' / card_lib.NAME
@@ -153,7 +146,7 @@ def _card(
       'segments': history.segments,
     },
     'held_out': {
-      'what': _HELD_OUT,
+      'what': _HELD_OUT_WHAT,
       'answer_tokens': best['tokens'],
       'tokens_per_round': best['tokens_per_round'],
       'acceptance_by_position': best['acceptance_by_position'],
@@ -224,3 +217,43 @@ def _target_name() -> str | None:
     return gin.query_parameter('target/specsample.load.name_or_path')
   except ValueError:
     return None
+
+
+def _curves(history: history_lib.History, title: str) -> figures.Figure:
+  """Draws the losses, the tokens per round and the acceptance by position."""
+  figure = figures.new(7.5, title)
+  losses, rounds, acceptance = figure.subplots(3, 1)
+  seen = history.seen()
+  at = [seen[x['step']] for x in history.held_out]
+  found = lambda name: [x[name] for x in history.held_out]
+  grey, blue = figures.GREY, figures.BLUE
+  train = [x['loss'] for x in history.train]
+  losses.plot(list(seen.values()), train, color=grey, label='training')
+  losses.plot(at, found('loss'), 'o-', color=blue, label='held out')
+  losses.set_title('Loss')
+  decoded, replayed = map(
+    found, ('tokens_per_round', 'replayed_tokens_per_round')
+  )
+  rounds.plot(at, decoded, 'o-', color=blue, label='decoded')
+  rounds.plot(at, replayed, 'o-', color=grey, label='replayed answers')
+  rounds.set_title('Tokens per round, held-out prompts')
+  of_positions = list(zip(*found('acceptance_by_position'), strict=True))
+  looks = figures.looks([str(i + 1) for i in range(len(of_positions))])
+  for (name, look), values in zip(looks.items(), of_positions, strict=True):
+    acceptance.plot(at, values, **look.line, label=name)
+  acceptance.set_title('Acceptance by position, held out')
+  acceptance.set_ylim(0, 1)
+  for axes in (losses, rounds):
+    axes.legend(frameon=False)
+  figure.legend(
+    *acceptance.get_legend_handles_labels(),
+    frameon=False,
+    title='position',
+    loc='outside lower left',
+    ncols=8,
+  )
+  for axes in (losses, rounds, acceptance):
+    figures.style(axes)
+    axes.set_xlabel('tokens of answers seen')
+    figures.count_by_thousands(axes.xaxis)
+  return figure

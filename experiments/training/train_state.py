@@ -41,14 +41,9 @@ class Checkpoints:
   def restore(
     self, like: TrainState, step: int | None = None
   ) -> TrainState | None:
-    """Reads a state, sharded over the devices as `like` is.
+    """Reads the state of a step, sharded over the devices as `like` is.
 
-    Args:
-      like: a state of the same shapes.
-      step: the step of the state; None for the last one.
-
-    Returns:
-      The state, or None if there is none yet.
+    Without a step this is the last one, or None if there is none yet.
     """
     step = self._manager.latest_step() if step is None else step
     if step is None:
@@ -81,14 +76,10 @@ class Checkpoints:
     history: dict[str, Any] | None = None,
     keep: Collection[int] = (),
   ) -> None:
-    """Keeps a state, in place of one of the same step.
+    """Keeps a state and a history, JSON, in place of those of the same step.
 
-    Returns when the state is on the disk.
-
-    Args:
-      state: the state.
-      history: what to keep beside it, as JSON.
-      keep: the steps of the states to keep besides the last two.
+    Returns when they are on the disk. `keep` has the steps of the states to
+    keep besides the last two.
     """
     step = int(state.step)
     try:

@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.command import distributed
 from experiments.command import progress
-from experiments.training import data
+from experiments.training import begin as begin_lib
 from experiments.training import held_out
 from experiments.training import history as history_lib
 from experiments.training import train_state
@@ -38,7 +38,7 @@ class Trainer:
   """A run that continues from its last checkpoint."""
 
   training: training_lib.Training
-  split: data.Split
+  split: begin_lib.Split
   params: Params  # before the first step
   checkpoints: train_state.Checkpoints
   history: history_lib.History  # up to the step to continue from

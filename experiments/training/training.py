@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 import dataclasses
 import json
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, NamedTuple
 
 import gin
 import jax
+import jax.numpy as jnp
 import optax
 
-from experiments.training import schedule
 from experiments.training_data import batches as batches_lib
 from experiments.training_data import chat
 import specsample
@@ -45,6 +45,49 @@ _FREE = (
 _ELSEWHERE = ('target', 'objective', 'drafter', 'model')
 _Steps = Annotated[int, settings_lib.at_least(0)]
 _INSIDE = settings_lib.rule(lambda x: 0 < x < 1, 'a number above 0 and below 1')
+
+
+class Plan(NamedTuple):
+  """The step at which the decay begins, and the last step."""
+
+  decay_start: int
+  num_steps: int
+
+
+def plan(steps: float, *, unit: int, decay: float, taken: int = 0) -> Plan:
+  """Plans a run of about `steps` steps, both numbers multiples of `unit`.
+
+  `decay` is the share of the steps in which the rate falls, above 0 and below
+  1. They come after the steps that have been `taken` at the full rate, even if
+  that makes the run longer than wanted.
+  """
+  start = max(taken, max(1, round(steps * (1 - decay) / unit)) * unit)
+  # Depends on the start alone, so that equal starts have equal ends.
+  fall = max(1, round(start * decay / (1 - decay) / unit)) * unit
+  return Plan(start, start + fall)
+
+
+def rate(
+  peak: float, plan: Plan, warmup: int, first: int = 0
+) -> optax.Schedule:
+  """Returns the learning rate as a function of the step; the first step is 0.
+
+  It is 0 before step `first`, then rises to `peak` over `warmup` steps, stays
+  constant, and falls towards 0 over the last steps of the plan, a tenth of all
+  by default (Hägele et al., 2405.18392). Up to the decay nothing depends on the
+  length of the run, so that a run can be made longer: it then continues from
+  where the decay began, and drops the steps of the decay.
+  """
+  decay_start, num_steps = plan
+
+  def schedule(step):
+    rise = jnp.clip((step - first + 1) / max(warmup, 1), 0, 1)
+    # The first step of the decay is already below the full rate, and the last
+    # one is still above 0.
+    fall = (step - decay_start + 1) / (num_steps - decay_start + 1)
+    return peak * rise * (1 - jnp.sqrt(jnp.clip(fall, 0, 1)))
+
+  return schedule
 
 
 @gin.configurable
@@ -203,12 +246,12 @@ class Training(settings_lib.Settings):
     """Whether the target changes too."""
     return self.target_learning_rate is not None
 
-  def optimizer(self, plan: schedule.Plan) -> optax.GradientTransformation:
+  def optimizer(self, plan: Plan) -> optax.GradientTransformation:
     """Returns the optimizer of the whole tree of parameters."""
 
     def adam(peak, first=0):
-      rate = schedule.rate(peak, plan, self.warmup_steps, first)
-      return optax.adamw(rate, b2=self.b2, weight_decay=self.weight_decay)
+      schedule = rate(peak, plan, self.warmup_steps, first)
+      return optax.adamw(schedule, b2=self.b2, weight_decay=self.weight_decay)
 
     clip = optax.clip_by_global_norm(self.clip_norm)
     if self.target_learning_rate is None:

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from experiments.training import data as data_lib
+from experiments.training import begin as begin_lib
 from experiments.training import training as training_lib
 from experiments.training_data import data_folder
 from experiments.training_data.dialogues import Source
@@ -269,7 +269,7 @@ def test_texts_of_others_need_greedy_answers_beside_them(
   )
 
   def split(*folders):
-    return data_lib.split(training, folders, None)
+    return begin_lib.split(training, folders, None)
 
   found = split(others, own)
   assert len(found.held_out) == 4 + 2

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from experiments.training import history as history_lib
-from experiments.training import schedule
 from experiments.training import train_state
+from experiments.training import training
 from specsample.training import step as step_lib
 
-_PLAN = schedule.Plan(40, 50)  # of 50 steps, a fifth of them decay
+_PLAN = training.Plan(40, 50)  # of 50 steps, a fifth of them decay
 _LENGTHS = {'unit': 10, 'decay': 0.2}
 
 
@@ -57,7 +57,7 @@ def test_the_best_is_kept_and_what_a_longer_run_needs(run):
 
 def test_a_decay_is_left_for_a_longer_run(run):
   step, found = _resume(run, 100)
-  assert (step, found.plan) == (40, schedule.Plan(80, 100))
+  assert (step, found.plan) == (40, training.Plan(80, 100))
   assert [x['step'] for x in found.held_out] == [10, 20, 30, 40]
   assert found.best['step'] == 20
   # A shorter run has taken these steps already.

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from experiments.training import schedule
+from experiments.training import training
 
 
 def _plan(steps, taken=0):
-  return schedule.plan(steps, unit=10, decay=0.1, taken=taken)
+  return training.plan(steps, unit=10, decay=0.1, taken=taken)
 
 
 def test_the_rate_rises_stays_and_falls():
   plan = _plan(1000)
-  assert plan == schedule.Plan(900, 1000)
-  rate = schedule.rate(2.0, plan, warmup=4)
+  assert plan == training.Plan(900, 1000)
+  rate = training.rate(2.0, plan, warmup=4)
   rates = np.asarray(rate(np.arange(1000)))
   assert rates[:5].tolist() == [0.5, 1.0, 1.5, 2.0, 2.0]
   assert set(rates[4:900].tolist()) == {2.0}
@@ -25,16 +25,16 @@ def test_the_rate_rises_stays_and_falls():
 
 def test_a_rate_may_begin_later():
   plan = _plan(1000)
-  rate = schedule.rate(1.0, plan, warmup=2, first=50)
+  rate = training.rate(1.0, plan, warmup=2, first=50)
   found = [float(rate(i)) for i in (0, 49, 50, 51, 52)]
   assert found == [0.0, 0.0, 0.5, 1.0, 1.0]
-  assert schedule.rate(1.0, plan, warmup=0)(0) == 1.0
+  assert training.rate(1.0, plan, warmup=0)(0) == 1.0
 
 
 def test_up_to_the_decay_a_longer_run_has_the_same_rates():
   short, long = _plan(1000), _plan(5000)
   steps = np.arange(short.decay_start)
-  rates = [schedule.rate(1.0, plan, 100)(steps) for plan in (short, long)]
+  rates = [training.rate(1.0, plan, 100)(steps) for plan in (short, long)]
   np.testing.assert_array_equal(*rates)
 
 

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from experiments.training import tensorboard
+from experiments.training import history
 from tests.experiments.training import event_files
 
 
 def test_numbers_and_lists_of_them_are_scalars(tmp_path):
-  with tensorboard.writer(tmp_path / 'events') as observe:
+  with history.tensorboard(tmp_path / 'events') as observe:
     observe('train', {'step': 20, 'loss': 1.5})
     observe(
       'held out',
@@ -33,6 +33,6 @@ def test_without_the_package_the_remedy_is_named(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'tensorboardX', None)
   with (
     pytest.raises(ValueError, match=r"pip install 'specsample\[tensorboard\]'"),
-    tensorboard.writer(tmp_path),
+    history.tensorboard(tmp_path),
   ):
     pass

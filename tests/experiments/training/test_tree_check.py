@@ -9,7 +9,7 @@ import pytest
 from experiments import methods
 from experiments.decoding import rounds
 from experiments.decoding import setup as setup_lib
-from experiments.training import tree_check
+from experiments.training import held_out
 import specsample
 from specsample import drafters
 from specsample import testing
@@ -43,12 +43,12 @@ _PROMPTS = [[1, 2, 3, 4], [9, 8], [30, 31, 32]]
   ],
 )
 def test_a_round_is_counted_as_by_hand(path, num_emitted, tried, kept):
-  found = tree_check.count(_MIXED, _DRAFTED, path, num_emitted)
+  found = held_out.count_tried(_MIXED, _DRAFTED, path, num_emitted)
   np.testing.assert_array_equal(found, (tried, kept))
 
 
 def test_what_was_not_drafted_was_not_tried():
-  found = tree_check.count(_MIXED, (7, 8, -1, -1, 9, -1), (1,), 2)
+  found = held_out.count_tried(_MIXED, (7, 8, -1, -1, 9, -1), (1,), 2)
   first = ((1, 0, 0), *_NOTHING[1:])
   np.testing.assert_array_equal(found, (first, first))
 
@@ -57,7 +57,7 @@ def test_acceptance_is_the_share_of_those_tried():
   tried, kept = ((10, 4, 3), (6, 1, 0)), ((6, 1, 0), (3, 1, 0))
   # Rank 1 keeps a quarter of the remaining .4 and, at depth 2, all of .5.
   expected = [[0.6, 0.4 * 0.25, 0], [0.5, 0.5, 0]]
-  found = tree_check.acceptance(np.asarray((tried, kept)))
+  found = held_out.acceptance_by_rank(np.asarray((tried, kept)))
   np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
@@ -84,7 +84,7 @@ def setup(checkpoint):
 def test_ranks_are_those_of_the_rounds_as_they_are_shown(setup):
   """Counts drafts by their fates, which another recorder finds."""
   of_chain = setup(drafters.DraftModel, num_draft_tokens=3, layers=(1,))
-  found = tree_check.measure(of_chain, _PROMPTS)['acceptance_by_rank']
+  found = held_out.measure_trees(of_chain, _PROMPTS)['acceptance_by_rank']
   shape = 3, 4
   assert np.shape(found) == shape
   # Four children after the pending token and along two paths.
@@ -117,7 +117,7 @@ def test_a_lattice_has_the_tokens_per_round_of_its_trees(setup):
   of_chain = setup(
     drafters.DSpark, num_draft_tokens=2, feature_layers=(0, 1), rank=4
   )
-  found = tree_check.measure(of_chain, _PROMPTS)
+  found = held_out.measure_trees(of_chain, _PROMPTS)
   assert list(found) == ['tokens_by_nodes']
   by_nodes = found['tokens_by_nodes']
   assert list(by_nodes) == ['1', '3', '7', '15']
@@ -156,8 +156,8 @@ def test_too_few_tokens_for_a_tree_are_named(setup, checkpoint, capsys):
     method=methods.Method(drafter, params=own),
   )
   with pytest.raises(ValueError, match='drafts only 3 different tokens'):
-    tree_check.measure(few, _PROMPTS)
-  assert tree_check.for_card(few, _PROMPTS) == {}
+    held_out.measure_trees(few, _PROMPTS)
+  assert held_out.trees_for_card(few, _PROMPTS) == {}
   line = capsys.readouterr().out
   assert line.startswith('the card says nothing of trees: the tree has 4 sibl')
 
@@ -183,7 +183,7 @@ def test_a_target_of_chains_leaves_trees_out(setup, capsys):
     target=dataclasses.replace(given.target, model=model),
     method=dataclasses.replace(given.method, drafter=drafter),
   )
-  assert tree_check.for_card(of_chains, _PROMPTS) == {}
+  assert held_out.trees_for_card(of_chains, _PROMPTS) == {}
   line = capsys.readouterr().out
   assert line.startswith('the card says nothing of trees: ')
   assert '_OfChains.read' in line

@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 
-from experiments.training import data
+from experiments.training import begin
 from experiments.training_data import batches
 from experiments.training_data import data_folder
 from experiments.training_data import dialogues
@@ -39,7 +39,7 @@ def _folder(name, num_shards, seed=0):
 
 def test_some_shards_are_held_out_and_the_others_trained_on():
   a, b = _folder('a', 7), _folder('b', 4, seed=1)
-  found = data.split(_TRAINING, [a, b], None)
+  found = begin.split(_TRAINING, [a, b], None)
   tokens = lambda examples: [x.tokens.tolist() for x in examples]
   of = lambda folder, numbers: [
     d.tokens.tolist() for n in numbers for d in folder.shards[n]
@@ -50,7 +50,7 @@ def test_some_shards_are_held_out_and_the_others_trained_on():
   assert len(found.prompts) == 6 + 4
   sampled = [dataclasses.replace(d, temperature=1.0) for d in a.shards[0]]
   a.shards[0] = sampled
-  found = data.split(_TRAINING, [a], None)
+  found = begin.split(_TRAINING, [a], None)
   assert tokens(found.held_out) == of(a, [3, 6])[:3]
 
 
@@ -64,12 +64,12 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens():
   example = lambda *answer: batches.Example(
     np.asarray([9, 9, *answer]), ((2, 2 + len(answer)),)
   )
-  split = data.Split(
+  split = begin.Split(
     train=[example(4, 4, 7), example(7, 4, 2, 0)],
     held_out=[],
     prompts=[],
   )
-  found = data.draft_vocabulary(split, 3, 10)
+  found = begin.draft_vocabulary(split, 3, 10)
   # 0 and 2 occur once each, so the lower one is taken.
   assert found.tolist() == [0, 4, 7]
-  assert data.draft_vocabulary(split, None, 10) is None
+  assert begin.draft_vocabulary(split, None, 10) is None
