@@ -29,7 +29,7 @@ from experiments.command import config
 from experiments.command import distributed
 from experiments.command import frame
 from experiments.command import progress
-from experiments.decoding import conversations as conversations_lib
+from experiments.decoding import prompts as prompts_lib
 from experiments.training_data import answers as answers_lib
 from experiments.training_data import data_folder
 from experiments.training_data import filters
@@ -90,7 +90,7 @@ def main() -> None:
       conversations = file.conversations if file else []
       distributed.check_same(
         {
-          'the file': conversations_lib.digest(conversations),
+          'the file': prompts_lib.digest(conversations),
           '--exclude': repr(_digest(excluded)),
         }
       )
@@ -137,7 +137,7 @@ def main() -> None:
 def _fill(
   manifest: data_folder.Manifest,
   make: Callable[..., tuple[list[Dialogue], dict[str, Any]]],
-  conversations: Sequence[conversations_lib.Conversation],
+  conversations: Sequence[prompts_lib.Conversation],
   count: int,
   only_given: bool,
 ) -> None:
@@ -219,7 +219,7 @@ def _report(manifest, begun, before, ends, num_left) -> None:
 
 def _origin(conversations, first: int, count: int) -> dict[str, Any]:
   """Returns which conversations of the file a shard is made from."""
-  digest = conversations_lib.digest(conversations[first : first + count])
+  digest = prompts_lib.digest(conversations[first : first + count])
   return {'first': first, 'count': count, 'digest': digest}
 
 
@@ -247,7 +247,7 @@ def _check_file(manifest, file) -> None:
 
 def _read(
   flag: flags.FlagHolder[str | None],
-) -> conversations_lib.File | None:
+) -> prompts_lib.File | None:
   """Reads a flag's file and reports on stderr what is left out."""
   if flag.value is None:
     return None
@@ -256,9 +256,9 @@ def _read(
   return file
 
 
-def _file(flag: str, path: str) -> conversations_lib.File:
+def _file(flag: str, path: str) -> prompts_lib.File:
   try:
-    return conversations_lib.read(config.find(path))
+    return prompts_lib.read_conversations(config.find(path))
   except ValueError as error:
     raise ValueError(f'--{flag}: {error}') from error
 

@@ -4,18 +4,18 @@ Chen et al. 2107.03374, 164 problems. Generated code runs in `sandbox.py`, and
 only if that is allowed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import importlib.metadata
 import importlib.util
 import math
 import pathlib
+import re
 from typing import ClassVar
 
 import gin
 
 from experiments.decoding import prompts as prompts_lib
-from experiments.tasks import extraction
 from experiments.tasks import sandbox
 from experiments.tasks import source as source_lib
 from experiments.tasks import task
@@ -113,8 +113,8 @@ class HumanEval(task.Task):
 
   def _program(self, prompt, answer):
     name = prompt.reference.rpartition('check(')[2].removesuffix(')\n')
-    begun = extraction.code(prompt.text, name) if self.chat else prompt.text
-    completed = extraction.program(begun, answer, name, chat=self.chat)
+    begun = code(prompt.text, name) if self.chat else prompt.text
+    completed = program(begun, answer, name, chat=self.chat)
     return f'{completed}\n{prompt.reference}'
 
 
@@ -139,3 +139,90 @@ def _of_package() -> str | None:
     return None
   path = pathlib.Path(spec.origin).parent / 'data' / 'HumanEval.jsonl.gz'
   return str(path) if path.exists() else None
+
+
+# Where the completion of a function ends: Chen et al. 2107.03374, section 2.
+CODE_STOPS = ('\nclass', '\ndef', '\n#', '\nif', '\nprint')
+
+# The fence that opens a code block: on a line of its own, after a list marker,
+# or at the end of a line of text. No backtick may follow a fence of backticks.
+_FENCE = re.compile(
+  r'([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)(?:\S.*[ \t](?=[`~]+\w*\s*$))?'
+  r'(`{3,}(?!.*`)|~{3,})'
+)
+_FIRST_LINE_OF_CODE = re.compile(
+  r'^(?:def |class |@|import \w|from \w+(?:\.\w+)* import )', re.MULTILINE
+)
+
+
+def code(answer: str, name: str) -> str:
+  """Returns the code in a chat model's answer that defines function `name`.
+
+  Models correct themselves, so this is the last fenced block that defines it; a
+  block that is cut short counts only if no complete block does. Failing that,
+  it is the first block with any function, or else the first block. Without any
+  fence, it is the answer from the first line that looks like code, or all of
+  the answer.
+  """
+  blocks = list(_blocks(answer))
+  if not blocks:
+    first = _FIRST_LINE_OF_CODE.search(answer)
+    return answer[first.start() :] if first else answer
+  definition = re.compile(rf'^(?:async )?def {name}\b', re.MULTILINE)
+  defining = [block for block in blocks if definition.search(block.text)]
+  closed = [block for block in defining if block.is_closed]
+  functions = [block for block in blocks if 'def ' in block.text]
+  chosen = [*closed[-1:], *defining[-1:], *functions, *blocks]
+  return chosen[0].text
+
+
+def program(prompt: str, answer: str, name: str, *, chat: bool) -> str:
+  """Returns a prompt that begins the function `name`, completed by an answer.
+
+  A chat model's code may be the rest of the function, which is indented, or the
+  whole function. Both are put after the prompt, because it has the imports and
+  helpers that the function needs. A prompt is valid code on its own, because a
+  docstring alone makes a function body.
+  """
+  if not chat:
+    return prompt + task.cut(answer, CODE_STOPS)
+  found = code(task.spoken(answer), name)
+  continues = found.lstrip('\n').startswith((' ', '\t'))
+  return prompt + ('' if continues else '\n') + found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+  """The content of a fenced block of code."""
+
+  text: str
+  is_closed: bool
+
+
+def _blocks(answer: str) -> Iterator[_Block]:
+  """Yields the fenced blocks, without the indentation of their list item."""
+  lines = iter(answer.split('\n'))
+  for line in lines:
+    opening = _FENCE.match(line)
+    if opening is None:
+      continue
+    indent, fence = opening.groups()
+    inside: list[str] = []
+    for line in lines:
+      # A fence that is indented further is part of the code, as in a docstring.
+      if _indent(line) <= len(indent) and line.lstrip().startswith(fence):
+        yield _Block('\n'.join([*_outdent(inside, len(indent)), '']), True)
+        break
+      inside.append(line)
+    else:
+      yield _Block('\n'.join(_outdent(inside, len(indent))), False)
+
+
+def _outdent(lines, most):
+  """Removes the indentation that all lines share, at most `most` characters."""
+  shared = min([most, *(_indent(line) for line in lines if line.strip())])
+  return [line[shared:] for line in lines]
+
+
+def _indent(line):
+  return len(line) - len(line.lstrip())

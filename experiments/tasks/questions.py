@@ -11,7 +11,6 @@ import reprlib
 
 import gin
 
-from experiments.decoding import conversations
 from experiments.decoding import prompts as prompts_lib
 from experiments.tasks import source as source_lib
 from experiments.tasks import task
@@ -63,7 +62,7 @@ class Questions(task.Task):
   def _prompt(self, record):
     try:
       prompt = prompts_lib.of(
-        conversations.of_prompts(record.values, record.line)
+        prompts_lib.of_prompts(record.values, record.line)
       )
     except ValueError as error:
       raise self.source.error(f'line {record.line}: {error}') from error

@@ -13,7 +13,7 @@ import reprlib
 from typing import Any
 
 from experiments.command import config
-from experiments.decoding import conversations
+from experiments.decoding import prompts as prompts_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Source:
     """Describes the data that `read` reads."""
     kept, left_out = self._read()
     if self.path is not None:
-      text = conversations.unpacked(self._bytes())
+      text = prompts_lib.unpacked(self._bytes())
       digest = hashlib.sha256(text).hexdigest()
       known = None if self.sha256 is None else digest == self.sha256
       return Provenance(self.shown or self.path, digest, known, left_out)
@@ -159,12 +159,12 @@ class Source:
   def _lines(self) -> Iterator[tuple[int, Any]]:
     data = self._bytes()
     try:
-      lines = conversations.lines(conversations.text(data))
+      lines = prompts_lib.lines(prompts_lib.text(data))
     except ValueError as error:
       raise self.error(str(error)) from error
     for number, line in lines:
       try:
-        yield number, conversations.value(line)
+        yield number, prompts_lib.value(line)
       except ValueError as error:
         raise self.error(f'line {number} is not JSON ({error})') from error
 
@@ -185,7 +185,7 @@ class Source:
           f'line {line}: "{name}" is {reprlib.repr(text)}, but it should '
           'be a text'
         )
-      if conversations.is_broken(text):
+      if prompts_lib.is_broken(text):
         raise self.error(
           f'line {line}: "{name}" holds half of a surrogate pair'
         )

@@ -12,7 +12,6 @@ from typing import ClassVar
 import gin
 
 from experiments.decoding import prompts as prompts_lib
-from experiments.tasks import extraction
 from experiments.tasks import source as source_lib
 from experiments.tasks import task
 
@@ -77,7 +76,7 @@ class Summaries(task.Task):
     The summary is a chat model's answer without its thoughts, or the first
     paragraph of what a plain model writes.
     """
-    summary = extraction.final(answer.lstrip(), _STOPS, chat=self.chat)
+    summary = task.final(answer.lstrip(), _STOPS, chat=self.chat)
     return _scorer().score(reference, summary)['rouge2'].fmeasure
 
   def _article(self, begin, record):

@@ -1,6 +1,6 @@
 """Tasks: prompts, and how answers to them are scored."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 from typing import ClassVar, TYPE_CHECKING
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from experiments.decoding import prompts as prompts_lib
 from experiments.reporting import intervals
-from experiments.tasks import extraction
 from experiments.tasks import source as source_lib
+from specsample import text as text_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Problems(Task):
     return answer
 
   def _value(self, reference, answer):
-    answer = extraction.final(answer, self.stops, chat=self.chat)
+    answer = final(answer, self.stops, chat=self.chat)
     return self._is_right(reference, answer)
 
   def _is_right(self, reference: str, answer: str) -> bool:
@@ -130,3 +130,25 @@ def average(name: str, values: Sequence[float]) -> Score:
   """Returns the mean of the prompts' own scores, which are from 0 to 1."""
   shares = np.asarray(values, np.float64)
   return Score(name, float(shares.mean()), intervals.of_shares(shares))
+
+
+def cut(text: str, stops: Iterable[str]) -> str:
+  """Returns the text before the first stop, or all of it if there is none."""
+  ends = [text.find(stop) for stop in stops]
+  return text[: min([end for end in ends if end >= 0], default=len(text))]
+
+
+def spoken(answer: str) -> str:
+  """Returns a chat model's answer without the thoughts before it.
+
+  The result is empty if the answer was cut short while the model was thinking.
+  """
+  return text_lib.split_thoughts(answer)[1]
+
+
+def final(answer: str, stops: Iterable[str], *, chat: bool) -> str:
+  """Returns a chat's answer without its thoughts, or a plain text that is cut.
+
+  A plain model's text ends before the first of `stops`; a chat ends by itself.
+  """
+  return spoken(answer) if chat else cut(answer, stops)

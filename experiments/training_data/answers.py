@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-from experiments.decoding import conversations
-from experiments.decoding.conversations import Conversation
+from experiments.decoding import prompts as prompts_lib
+from experiments.decoding.prompts import Conversation
 from experiments.training_data import chat
 from experiments.training_data import dialogues as dialogues_lib
 from experiments.training_data import filters
@@ -76,7 +76,7 @@ def _answers(conversation, limits, by_target, ends):
   """Yields the tokens before each answer and its own; counts how they end."""
   messages = conversation.messages
   answered = [
-    i for i, (role, _) in enumerate(messages) if role == conversations.ASSISTANT
+    i for i, (role, _) in enumerate(messages) if role == prompts_lib.ASSISTANT
   ]
   if not answered and len(messages) == len(conversation.turns):
     ends['dropped, no answer'] += 1

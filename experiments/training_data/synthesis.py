@@ -16,7 +16,7 @@ import gin
 import jax
 import numpy as np
 
-from experiments.decoding import conversations
+from experiments.decoding import prompts as prompts_lib
 from experiments.training_data import chat
 from experiments.training_data import dialogues as dialogues_lib
 from experiments.training_data import filters
@@ -163,7 +163,7 @@ class Synthesis(settings_lib.Settings):
   def make(
     self,
     number: int,
-    given: Sequence[conversations.Conversation],
+    given: Sequence[prompts_lib.Conversation],
     known: set[int],
     excluded: filters.Exclusion,
     watch: Watch,
@@ -350,7 +350,7 @@ class Synthesis(settings_lib.Settings):
     if loop is None and talk.waiting:
       text = self.target.tokenizer.decode(written, skip_special=False)
       if limits.is_plain(text):
-        talk.messages.append((conversations.ASSISTANT, text))
+        talk.messages.append((prompts_lib.ASSISTANT, text))
         _ask(talk, limits, ends)
       else:
         ends['not gone on with, answer with control tokens'] += 1
@@ -376,7 +376,7 @@ class Synthesis(settings_lib.Settings):
 
 def _ask(talk: _Talk, limits: chat.Limits, ends: collections.Counter) -> bool:
   """Moves on to the next user turn; returns whether it will be answered."""
-  talk.messages.append((conversations.USER, talk.waiting.pop(0)))
+  talk.messages.append((prompts_lib.USER, talk.waiting.pop(0)))
   try:
     talk.prompt = limits.prompt(talk.messages)
   except chat.UnfitError as error:

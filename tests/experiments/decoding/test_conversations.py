@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from experiments.decoding import conversations
+from experiments.decoding import prompts as prompts_lib
 
 _SHAREGPT = {
   'id': 'a_0',
@@ -39,7 +39,7 @@ def _read(folder, *records, name='file.jsonl'):
     path.write_text(json.dumps(records, indent=1))
   else:
     path.write_text('\n'.join(map(json.dumps, records)))
-  return conversations.read(str(path))
+  return prompts_lib.read_conversations(str(path))
 
 
 @pytest.mark.parametrize('name', ['lines.jsonl', 'lines', 'array.json'])
@@ -53,10 +53,10 @@ def test_both_formats_are_read_from_lines_and_arrays(tmp_path, name):
   ]
   file = _read(tmp_path, _SHAREGPT, record, name=name)
   first, second = file.conversations
-  assert first == conversations.Conversation(
+  assert first == prompts_lib.Conversation(
     messages=_MESSAGES, id='a_0', place=1
   )
-  assert second == conversations.Conversation(
+  assert second == prompts_lib.Conversation(
     messages=_MESSAGES,
     id='2',
     place=2,
@@ -83,7 +83,7 @@ def test_all_turns_of_a_file_of_prompts_are_the_users(tmp_path):
   assert [x.id for x in file.conversations] == ['81', '2']
   plain = tmp_path / 'plain.txt'
   plain.write_text('[one]\n\ntwo\n')
-  file = conversations.read(str(plain))
+  file = prompts_lib.read_conversations(str(plain))
   assert [x.turns for x in file.conversations] == [['[one]'], ['two']]
   assert [x.place for x in file.conversations] == [1, 3]
 
@@ -150,7 +150,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path, name):
     path.write_bytes(whole[:size])
     place = ', line 2' if 'lines' in name else ''
     with pytest.raises(ValueError, match=rf'{name}{place}: .*\(character'):
-      conversations.read(str(path))
+      prompts_lib.read_conversations(str(path))
 
 
 @pytest.mark.parametrize('name', ['lines.jsonl', 'array.json'])
@@ -162,10 +162,10 @@ def test_a_compressed_file_is_read_if_it_is_whole(tmp_path, name):
   data = gzip.compress(text[:900].encode()) + gzip.compress(text[900:].encode())
   path = tmp_path / f'{name}.gz'
   path.write_bytes(data)
-  assert len(conversations.read(str(path)).conversations) == 2000
+  assert len(prompts_lib.read_conversations(str(path)).conversations) == 2000
   path.write_bytes(data[: len(data) // 2])
   with pytest.raises(ValueError, match=r'gz: it is damaged .*; get it again'):
-    conversations.read(str(path))
+    prompts_lib.read_conversations(str(path))
 
 
 @pytest.mark.parametrize(
@@ -185,13 +185,13 @@ def test_a_file_without_conversations_is_refused(tmp_path, text, message):
   path = tmp_path / 'file.json'
   path.write_text(text)
   with pytest.raises(ValueError, match=rf'file\.json.*{message}') as error:
-    conversations.read(str(path))
+    prompts_lib.read_conversations(str(path))
   assert '\n' not in str(error.value)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
   with pytest.raises(ValueError, match=r'nowhere: No such file.*readable'):
-    conversations.read(str(tmp_path / 'nowhere'))
+    prompts_lib.read_conversations(str(tmp_path / 'nowhere'))
 
 
 def test_a_digest_depends_on_all_that_dialogues_are_made_of(tmp_path):
@@ -203,10 +203,10 @@ def test_a_digest_depends_on_all_that_dialogues_are_made_of(tmp_path):
     _openai(_USER),
   ]
   found = _read(tmp_path, *records).conversations
-  digests = [conversations.digest([x]) for x in found]
+  digests = [prompts_lib.digest([x]) for x in found]
   assert len(set(digests)) == len(records)
   again = _read(tmp_path, *records).conversations
-  assert [conversations.digest([x]) for x in again] == digests
+  assert [prompts_lib.digest([x]) for x in again] == digests
 
 
 @pytest.mark.parametrize('message', [None, 'Two.', 3, ['x']])

@@ -1,6 +1,7 @@
 import pytest
 
-from experiments.tasks import extraction
+from experiments.tasks import human_eval
+from experiments.tasks import task
 
 _PROMPT = 'import math\n\n\ndef area(r):\n  """Of a circle."""\n'
 
@@ -19,7 +20,7 @@ _PROMPT = 'import math\n\n\ndef area(r):\n  """Of a circle."""\n'
   ],
 )
 def test_a_completion_ends_where_the_function_does(text, before):
-  assert extraction.cut(text, extraction.CODE_STOPS) == before
+  assert task.cut(text, human_eval.CODE_STOPS) == before
 
 
 _F = 'def f():\n  pass\n'
@@ -78,7 +79,7 @@ def _fenced(*codes):
   ],
 )
 def test_code_of_a_chat(answer, code):
-  assert extraction.code(answer, 'f') == code
+  assert human_eval.code(answer, 'f') == code
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_code_of_a_chat(answer, code):
   ],
 )
 def test_thoughts_are_no_answer(answer, said):
-  assert extraction.spoken(answer) == said
+  assert task.spoken(answer) == said
 
 
 @pytest.mark.parametrize(
@@ -110,12 +111,12 @@ def test_thoughts_are_no_answer(answer, said):
 )
 def test_a_chat_completes_or_repeats_the_function(answer):
   names = {}
-  exec(extraction.program(_PROMPT, answer, 'area', chat=True), names)
+  exec(human_eval.program(_PROMPT, answer, 'area', chat=True), names)
   assert round(names['area'](1), 3) == 3.142
 
 
 def test_a_plain_model_goes_on_from_the_prompt():
   answer = '  return math.pi * r**2\n\ndef broken('
   names = {}
-  exec(extraction.program(_PROMPT, answer, 'area', chat=False), names)
+  exec(human_eval.program(_PROMPT, answer, 'area', chat=False), names)
   assert round(names['area'](1), 3) == 3.142

@@ -3,7 +3,6 @@ import json
 
 import pytest
 
-from experiments.tasks import extraction
 from experiments.tasks import human_eval
 from experiments.tasks import sandbox
 
@@ -106,7 +105,7 @@ def test_a_chat_reads_the_published_problems_whole():
   )
   for begun, asked in zip(plain, chat, strict=True):
     entry = begun.reference.rpartition('check(')[2].rstrip(')\n')
-    assert extraction.code(asked.text, entry) == begun.text
+    assert human_eval.code(asked.text, entry) == begun.text
 
 
 def test_without_the_flag_nothing_runs(tmp_path):

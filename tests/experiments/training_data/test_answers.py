@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from experiments.decoding import conversations
+from experiments.decoding import prompts as prompts_lib
 from experiments.training_data import answers
 from experiments.training_data import chat
 from experiments.training_data import dialogues
@@ -74,7 +74,7 @@ def make(tokenizer):
 
 
 def _conversation(*messages, **more):
-  return conversations.Conversation(
+  return prompts_lib.Conversation(
     messages=messages or _MESSAGES, id='x', place=1, **more
   )
 
