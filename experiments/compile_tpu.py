@@ -19,7 +19,6 @@ from absl import flags
 from experiments.command import cli
 from experiments.command import frame
 from experiments.command import progress
-from experiments.reporting import columns
 from experiments.reporting import files as reporting_files
 from experiments.reporting import result_file
 from experiments.reporting import tables
@@ -65,8 +64,8 @@ def main() -> None:
       if hlo and text is not None:
         name = target.topology.replace(':', '_')
         reporting_files.write(hlo / f'{name}.hlo', text.encode())
-  names = list(columns.of(compilation.Compiled))
-  tables.console().print(columns.table(compiled, names))
+  names = list(tables.columns(compilation.Compiled))
+  tables.console().print(tables.table(compiled, names))
   print(f'compile.json is in {out}')
   if too_large := [one.topology for one in compiled if not one.fits]:
     print(f'DOES NOT FIT: {", ".join(too_large)}')

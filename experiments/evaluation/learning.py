@@ -26,9 +26,9 @@ from experiments.command import units as units_lib
 from experiments.decoding import setup as setup_lib
 from experiments.evaluation import conversations
 from experiments.evaluation import evaluation as evaluation_lib
-from experiments.reporting import columns
 from experiments.reporting import ratios
 from experiments.reporting import rows as rows_lib
+from experiments.reporting import tables
 from experiments.training import train_state
 import specsample
 from specsample import checks
@@ -237,27 +237,27 @@ class Window:
   rule that does not learn; the other methods have none.
   """
 
-  method: str = columns.shown('method', 'as the configuration calls it')
-  batches: str = columns.shown('batches', 'the first and the last, from 1')
-  tokens: int = columns.shown('tokens', 'that were emitted')
-  acceptance: float | None = columns.shown(
+  method: str = tables.shown('method', 'as the configuration calls it')
+  batches: str = tables.shown('batches', 'the first and the last, from 1')
+  tokens: int = tables.shown('tokens', 'that were emitted')
+  acceptance: float | None = tables.shown(
     'acceptance', 'as in the other tables', '.3f'
   )
   acceptance_ci95: list[float] | None
-  tokens_per_round: float = columns.shown(
+  tokens_per_round: float = tables.shown(
     'tokens per round', 'as in the other tables', '.3f'
   )
   tokens_per_round_ci95: list[float] | None
-  fixed: str | None = columns.shown('fixed', 'the twin of a method that learns')
-  acceptance_over_fixed: float | None = columns.shown(
+  fixed: str | None = tables.shown('fixed', 'the twin of a method that learns')
+  acceptance_over_fixed: float | None = tables.shown(
     'acceptance over fixed', "divided by the twin's", '.3f'
   )
   acceptance_over_fixed_ci95: list[float] | None
-  updates: int = columns.shown('updates', 'of the weights')
-  undone: int = columns.shown('undone', 'updates that gave NaN or infinity')
+  updates: int = tables.shown('updates', 'of the weights')
+  undone: int = tables.shown('undone', 'updates that gave NaN or infinity')
 
 
-WINDOW_NAMES = tuple(columns.of(Window))
+WINDOW_NAMES = tuple(tables.columns(Window))
 
 
 def windows(

@@ -11,7 +11,6 @@ import gin
 
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import table as table_lib
-from experiments.reporting import columns
 from experiments.reporting import ratios as ratios_lib
 from experiments.reporting import rows as rows_lib
 from experiments.reporting import tables as tables_lib
@@ -166,15 +165,15 @@ def table(paper: Mapping[str, Any]) -> tables_lib.Table:
   """
   targets = paper['targets']
   ours = f'ours, of {targets}' if targets else 'ours'
-  known = columns.of(rows_lib.Row)
+  known = tables_lib.columns(rows_lib.Row)
   title = lambda name: known[name].title if name in known else name
   lines = [
     [
       row['row'],
       title(row['quantity']),
-      columns.text(row['paper'], 'g'),
-      columns.text(row['ours'], '.3g'),
-      columns.interval(row['ci95'], '.3g'),
+      tables_lib.text(row['paper'], 'g'),
+      tables_lib.text(row['ours'], '.3g'),
+      tables_lib.interval(row['ci95'], '.3g'),
     ]
     for row in paper['rows']
   ]

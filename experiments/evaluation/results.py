@@ -17,7 +17,6 @@ from experiments.evaluation import papers
 from experiments.evaluation import plots
 from experiments.evaluation import suite
 from experiments.evaluation import table as table_lib
-from experiments.reporting import columns
 from experiments.reporting import figures
 from experiments.reporting import files
 from experiments.reporting import result_file
@@ -135,7 +134,7 @@ def _shown(
   yield from task_lines(table)
   if table.windows:
     yield 'Drafts in the whole run and in parts of it\n'
-    yield columns.table(table.windows, learning.WINDOW_NAMES)
+    yield tables_lib.table(table.windows, learning.WINDOW_NAMES)
   if methods_lib.BASELINE not in table.generations:
     yield (
       f'no method is called {methods_lib.BASELINE}, so there is nothing to '
@@ -170,14 +169,14 @@ def task_lines(table: table_lib.Table) -> list[str]:
 
 def brief(rows: Sequence[Row]) -> tables_lib.Table:
   """Returns the terminal's table over all prompts, a line per method."""
-  return columns.table(rows_lib.overall(rows), _BRIEF, with_intervals=False)
+  return tables_lib.table(rows_lib.overall(rows), _BRIEF, with_intervals=False)
 
 
 def main(rows: Sequence[Row]) -> tables_lib.Table:
   """Returns the page's first table over all prompts, a line per method."""
   overall = rows_lib.overall(rows)
   notes = acceptance_notes(overall)
-  return columns.table(overall, _MAIN, 'All prompts', notes)
+  return tables_lib.table(overall, _MAIN, 'All prompts', notes)
 
 
 def parts(
@@ -192,21 +191,23 @@ def parts(
   if any(row.scores for row in overall):
     yield scores(overall)
   if any(row.refilled_ms_per_token is not None for row in overall):
-    yield columns.table(overall, _REFILLED, 'Static batches and refilled rows')
+    yield tables_lib.table(
+      overall, _REFILLED, 'Static batches and refilled rows'
+    )
 
 
 def in_detail(rows: Sequence[Row]) -> Iterator[tables_lib.Table]:
   """Yields the columns over all prompts that `main` leaves out."""
   overall = rows_lib.overall(rows)
   grouped = {*_MAIN, *_TIMES, *_REFILLED, *_ELSEWHERE}
-  others = [name for name in columns.of(Row) if name not in grouped]
-  yield columns.table(
+  others = [name for name in tables_lib.columns(Row) if name not in grouped]
+  yield tables_lib.table(
     overall,
     ('method', *_TIMES),
     'Times, and what they predict',
     rest_notes(overall),
   )
-  yield columns.table(
+  yield tables_lib.table(
     overall, ('method', *others), 'Drafters, rules and counts'
   )
 
@@ -226,8 +227,8 @@ def scores(rows: Sequence[Row]) -> tables_lib.Table:
 
 def _score(score) -> str:
   if score is None:
-    return columns.NOTHING
-  return columns.with_interval(score['value'], score['ci95'], '.3f')
+    return tables_lib.NOTHING
+  return tables_lib.with_interval(score['value'], score['ci95'], '.3f')
 
 
 def by_category(
@@ -237,9 +238,9 @@ def by_category(
 
   def cell(row: Row | None) -> str:
     if row is None:
-      return columns.NOTHING
+      return tables_lib.NOTHING
     ci95 = row.speedup_ci95 if with_intervals else None
-    speedup = columns.with_interval(row.speedup, ci95, '.2f', 'x')
+    speedup = tables_lib.with_interval(row.speedup, ci95, '.2f', 'x')
     return f'{speedup}, {row.tokens_per_round:.2f}'
 
   found = {(row.category, row.method): row for row in rows}

@@ -13,7 +13,6 @@ from experiments.evaluation import plots
 from experiments.evaluation import results
 from experiments.evaluation import suite
 from experiments.html_report import views
-from experiments.reporting import columns
 from experiments.reporting import figures
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
@@ -55,7 +54,7 @@ def render(runs: Sequence[result_file.Run], title: str, prompts: int) -> str:
     notes=notes,
     passes=_figures(_passes(runs), 'passes'),
     sections=[_section(run, f'run-{i}', prompts) for i, run in enumerate(runs)],
-    columns=columns.of(rows_lib.Row).values() if has_rows else (),
+    columns=tables_lib.columns(rows_lib.Row).values() if has_rows else (),
     style=(views.TEMPLATES / 'report.css').read_text(),
     script=(views.TEMPLATES / 'report.js').read_text(),
   )
@@ -152,7 +151,7 @@ def _tables(
     if name not in _DESCRIPTION
   }
   if values := [
-    [words(name), columns.text(content[name])]
+    [words(name), tables_lib.text(content[name])]
     for name, records in shown.items()
     if records is None
   ]:
@@ -165,7 +164,7 @@ def _tables(
     yield tables_lib.Table(
       list(map(words, names)),
       [
-        [columns.text(record.get(name)) for name in names]
+        [tables_lib.text(record.get(name)) for name in names]
         for record in records[:_MOST_ROWS]
       ],
       words(caption),

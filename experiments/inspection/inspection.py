@@ -6,20 +6,27 @@ there is no second reading of any layout.
 
 from collections.abc import Iterator, Mapping
 import dataclasses
+import math
 import os
 from typing import Any
 
 from etils import epath
+import jax
+import jax.numpy as jnp
 
-from experiments.inspection import memory
+from experiments.tpu import topologies
 from specsample import files
+from specsample.cost import chips
+from specsample.drafters import trainable
 from specsample.loading import card
 from specsample.loading import drafter as drafter_lib
 from specsample.loading import load
 from specsample.loading.published import layouts
 from specsample.loading.published import source as source_lib
 from specsample.models import huggingface
+from specsample.models import int8
 from specsample.models import transformer
+from specsample.types import Params
 
 # Each a name and a value.
 Facts = tuple[tuple[str, str], ...]
@@ -90,18 +97,18 @@ def _drafter_facts(drafter: Any) -> Facts:
     *_settings(getattr(drafter, 'layer_config', None)),
   ]
   if hasattr(drafter, 'abstract_params'):
-    facts.append(('weights as', _sizes(memory.of_drafter(drafter))))
+    facts.append(('weights as', _sizes(drafter_bytes(drafter))))
   return tuple(facts)
 
 
 def _model_facts(model: transformer.Transformer) -> Facts:
-  weights = memory.of_model(model)
-  cache = memory.of_cache(model, _CACHE_TOKENS)
+  weights = model_bytes(model)
+  cache = cache_bytes(model, _CACHE_TOKENS)
   devices = '; '.join(
     f'{kind} {_devices(weights[kind] + cache)}' for kind in ('bfloat16', 'int8')
   )
   return (
-    ('parameters', f'{memory.num_parameters(model.abstract_params()):,}'),
+    ('parameters', f'{num_parameters(model.abstract_params()):,}'),
     *_settings(model),
     ('weights as', _sizes(weights)),
     ('cache', f'{_size(cache)} for {_CACHE_TOKENS:,} tokens, bfloat16'),
@@ -121,7 +128,7 @@ def _settings(component: Any) -> Iterator[tuple[str, str]]:
 def _devices(num_bytes: int) -> str:
   """Returns '1 of v4, v5p or 2 of v5e', the devices that hold the bytes."""
   by_count: dict[int, list[str]] = {}
-  for name, count in memory.num_devices(num_bytes).items():
+  for name, count in num_devices(num_bytes).items():
     by_count.setdefault(count, []).append(name)
   parts = (f'{x} of {", ".join(by_count[x])}' for x in sorted(by_count))
   return ' or '.join(parts)
@@ -192,3 +199,67 @@ def _find(name: str) -> epath.Path:
       f'{os.environ.get("HF_HOME", "its usual cache")}: check the path, or '
       f'run `hf download {name}` first'
     ) from error
+
+
+# The forms in which parameters are loaded; int8 leaves the rest in bfloat16.
+KINDS = ('float32', 'bfloat16', 'int8')
+# The memory of one device, in bytes.
+DEVICES = {
+  name: tpu.chip.hbm_bytes for name, tpu in topologies.TPUS.items()
+} | {'H200': chips.CHIPS['h200'].hbm_bytes}
+# The share of a device's memory to fill; the rest is for what a step computes.
+_SHARE = 0.9
+
+
+def num_parameters(params: Params) -> int:
+  """Returns the number of parameters."""
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def model_bytes(model: transformer.Transformer) -> dict[str, int]:
+  """Returns the bytes of the weights, by `KINDS`."""
+  as_dtype = lambda dtype: dataclasses.replace(
+    model, dtype=dtype
+  ).abstract_params()
+  return _of(as_dtype('float32'), as_dtype('bfloat16'))
+
+
+def drafter_bytes(drafter: trainable.Trainable) -> dict[str, int]:
+  """Returns the bytes of a drafter's own weights, by `KINDS`."""
+  params = drafter.abstract_params()
+  return _of(_cast(params, 'float32'), _cast(params, 'bfloat16'))
+
+
+def cache_bytes(model: transformer.Transformer, num_tokens: int) -> int:
+  """Returns the bytes of the cache of one sequence in bfloat16.
+
+  Layers with a window keep the window and 64 more tokens.
+  """
+  model = dataclasses.replace(model, dtype='bfloat16')
+  cache = jax.eval_shape(lambda: model.init_cache(1, num_tokens, 64))
+  return files.array_bytes(cache)
+
+
+def num_devices(num_bytes: int) -> dict[str, int]:
+  """Returns how many of each of `DEVICES` hold the bytes, a power of two.
+
+  A tenth of the memory is left for what a step computes, and the bytes are
+  divided evenly. `compile_tpu` says what really fits on TPUs.
+  """
+  least = lambda size: math.ceil(math.log2(max(num_bytes / (_SHARE * size), 1)))
+  return {name: 2 ** least(size) for name, size in DEVICES.items()}
+
+
+def _of(wide, narrow):
+  of_int8 = jax.eval_shape(int8.weights, narrow)
+  sizes = map(files.array_bytes, (wide, narrow, of_int8))
+  return dict(zip(KINDS, sizes, strict=True))
+
+
+def _cast(params, dtype):
+  def cast(leaf):
+    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+    new = jnp.dtype(dtype) if is_float else leaf.dtype
+    return jax.ShapeDtypeStruct(leaf.shape, new)
+
+  return jax.tree.map(cast, params)

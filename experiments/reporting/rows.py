@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 from typing import Any
 
-from experiments.reporting import columns
+from experiments.reporting import tables
 from specsample import stats
 
 OVERALL = 'overall'  # the category of a row over all prompts
@@ -76,23 +76,23 @@ class Row:
   prompts), and the parts of a round are those of a whole batch.
   """
 
-  method: str = columns.shown('method', 'as the configuration calls it')
-  num_draft_tokens: int = columns.shown(
+  method: str = tables.shown('method', 'as the configuration calls it')
+  num_draft_tokens: int = tables.shown(
     'K', 'the most tokens that are drafted per round (for a tree, its nodes)'
   )
-  tokens_per_round: float = columns.shown(
+  tokens_per_round: float = tables.shown(
     'tokens per round',
     'emitted tokens divided by rounds; autoregressive decoding has 1',
     '.2f',
   )
   tokens_per_round_ci95: list[float] | None
-  plain_rounds: float | None = columns.shown(
+  plain_rounds: float | None = tables.shown(
     'plain rounds',
     'the share of rounds that drafted nothing; the target then reads one token '
     'if the drafter has a pass for that; nothing if K is 0',
     '.0%',
   )
-  acceptance: float | None = columns.shown(  # `stats.Stats.acceptance`
+  acceptance: float | None = tables.shown(  # `stats.Stats.acceptance`
     'acceptance',
     'the share that was kept of the draft tokens that verification reached '
     '(for a tree: of the levels that a path reached); a draft token after an '
@@ -101,27 +101,27 @@ class Row:
     '.3f',
   )
   acceptance_ci95: list[float] | None
-  acceptance_by_position: list[float | None] = columns.shown(  # [K]
+  acceptance_by_position: list[float | None] = tables.shown(  # [K]
     'acceptance by position',
     'of the rounds that drafted up to this position, the share that kept the '
     'draft token there',
     '.2f',
   )
-  ms_per_token: float | None = columns.shown(
+  ms_per_token: float | None = tables.shown(
     'ms per token', 'milliseconds, including the prefill', '.2f'
   )
   ms_per_token_ci95: list[float] | None
-  speedup: float | None = columns.shown(
+  speedup: float | None = tables.shown(
     'speedup',
     "the baseline's time per token divided by the method's, over all tokens "
     'together',
     '.2f',
     'x',
   )
-  speedup_ci95: list[float] | None = columns.shown(
+  speedup_ci95: list[float] | None = tables.shown(
     '95% interval', 'of the speedup', '.2f'
   )
-  mean_speedup: float | None = columns.shown(  # see `ratios`
+  mean_speedup: float | None = tables.shown(  # see `ratios`
     'mean speedup',
     'as Spec-Bench computes it: the ratio of the means over prompts of tokens '
     'per second',
@@ -129,111 +129,111 @@ class Row:
     'x',
   )
   mean_speedup_ci95: list[float] | None
-  leviathan_speedup: float | None = columns.shown(
+  leviathan_speedup: float | None = tables.shown(
     "Leviathan's speedup",
     'by their theorem 3.8, from the acceptance and the cost ratio',
     '.2f',
     'x',
   )
-  predicted_speedup: float | None = columns.shown(
+  predicted_speedup: float | None = tables.shown(
     'predicted speedup',
     'from the times of the parts of a round, which were timed separately, and '
     'the rounds and tokens that were counted',
     '.2f',
     'x',
   )
-  draft_ms: float | None = columns.shown(
+  draft_ms: float | None = tables.shown(
     'draft ms',
     'per round: proposing; after typical prompts; not known, as all parts, if '
     'it varies',
     '.2f',
   )
-  verify_ms: float | None = columns.shown(
+  verify_ms: float | None = tables.shown(
     'verify ms',
     "per round: the target's pass; the mean if rounds differ in width",
     '.2f',
   )
-  verify_ms_by_width: dict[str, float] | None = columns.shown(
+  verify_ms_by_width: dict[str, float] | None = tables.shown(
     'verify ms by width',
     "the target's pass over this many draft tokens, for each number that has a "
     'pass, if there are several',
     '.2f',
   )
-  overhead_ms: float | None = columns.shown(
+  overhead_ms: float | None = tables.shown(
     'rest ms',
     'per round: its time minus the two parts; if negative, noise',
     '.2f',
   )
-  prefill_ms: float | None = columns.shown(
+  prefill_ms: float | None = tables.shown(
     'prefill ms', 'reading the prompts of a typical batch', '.1f'
   )
-  cost_ratio: float | None = columns.shown(
+  cost_ratio: float | None = tables.shown(
     'c',
     'what drafting a token (for a tree, a level) costs, in rounds of the '
     'baseline',
     '.3f',
   )
-  percent_of_roofline: float | None = columns.shown(
+  percent_of_roofline: float | None = tables.shown(
     'of the roofline',
     'the time to read weights and caches once per round, as fast as the memory '
     'was read or copied, divided by the time of the round',
     '.0f',
     '%',
   )
-  drafter: str = columns.shown(
+  drafter: str = tables.shown(
     'drafter', 'what proposes tokens: a file of specsample/drafters'
   )
-  verifier: str = columns.shown(
+  verifier: str = tables.shown(
     'verifier', 'the rule that keeps or rejects drafts: specsample/verify'
   )
-  law: str = columns.shown(  # a types.DraftKind
+  law: str = tables.shown(  # a types.DraftKind
     'law',
     'how draft tokens are chosen: drawn from a distribution (sampled), or '
     'determined by the tokens before them (point_mass)',
   )
-  lossless: bool = columns.shown(
+  lossless: bool = tables.shown(
     'exact', "whether the output has exactly the target's distribution"
   )
   # None if no outputs have to be equal.
-  outputs_differing: int | None = columns.shown(
+  outputs_differing: int | None = tables.shown(
     'differ',
     "greedy outputs that differ from the baseline's; 0 for an exact rule, "
     'apart from float ties',
     default=None,
   )
-  outputs_tied: int | None = columns.shown(
+  outputs_tied: int | None = tables.shown(
     'ties',
     "greedy outputs that differ from the baseline's at a float tie",
     default=None,
   )
-  prompts: int = columns.shown('prompts', 'how many were decoded')
-  samples: int = columns.shown('samples', 'how often each prompt was decoded')
-  tokens: int = columns.shown(
+  prompts: int = tables.shown('prompts', 'how many were decoded')
+  samples: int = tables.shown('samples', 'how often each prompt was decoded')
+  tokens: int = tables.shown(
     'tokens', 'that were emitted, including ends of text'
   )
-  rounds: int = columns.shown(
+  rounds: int = tables.shown(
     'rounds', 'passes of the target over drafts, summed over prompts'
   )
-  part: str = columns.shown(
+  part: str = tables.shown(
     'setting', 'of this table, if there are several', default=''
   )
-  benchmark: str = columns.shown('benchmark', 'the file or task of the prompts')
-  category: str = columns.shown(  # or OVERALL, or a `turn_category`
+  benchmark: str = tables.shown('benchmark', 'the file or task of the prompts')
+  category: str = tables.shown(  # or OVERALL, or a `turn_category`
     'category', 'of the prompts'
   )
-  temperature: float = columns.shown('temperature', '0 is greedy decoding', 'g')
-  batch_size: int = columns.shown(
+  temperature: float = tables.shown('temperature', '0 is greedy decoding', 'g')
+  batch_size: int = tables.shown(
     'batch', 'how many prompts are decoded at once'
   )
   # Of the same prompts in refilled rows; None if they were not decoded so.
-  refilled_ms_per_token: float | None = columns.shown(
+  refilled_ms_per_token: float | None = tables.shown(
     'refilled ms per token',
     'as ms per token, in rows that are refilled with the next prompt when they '
     'are done',
     '.2f',
     default=None,
   )
-  refilled_speedup: float | None = columns.shown(
+  refilled_speedup: float | None = tables.shown(
     'refilled speedup',
     "the time per token of the method's static batches divided by that of its "
     'refilled rows; the interval is over the static batches',
@@ -242,13 +242,13 @@ class Row:
     default=None,
   )
   refilled_speedup_ci95: list[float] | None = None
-  refilled_differing: int | None = columns.shown(
+  refilled_differing: int | None = tables.shown(
     'refilled differ',
     'outputs of refilled rows that differ from those of static batches, apart '
     'from float ties',
     default=None,
   )
-  refilled_tied: int | None = columns.shown(
+  refilled_tied: int | None = tables.shown(
     'refilled ties',
     'outputs of refilled rows that differ from those of static batches at a '
     'float tie',

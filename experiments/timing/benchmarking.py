@@ -16,7 +16,6 @@ from experiments.command import clock
 from experiments.command import progress as progress_lib
 from experiments.decoding import prompts
 from experiments.decoding import setup as setup_lib
-from experiments.reporting import columns
 from experiments.reporting import tables
 from experiments.timing import roofline as roofline_lib
 from experiments.timing import round_times
@@ -118,28 +117,26 @@ class Benchmark(settings.Settings):
 class Speculative:
   """A method's speed, and the time of each part of its rounds."""
 
-  name: str = columns.shown('method')
+  name: str = tables.shown('method')
   drafter: str
-  verifier: str = columns.shown('rule')
+  verifier: str = tables.shown('rule')
   lossless: bool
   synthetic: bool  # drafts were kept at a stated rate, not by a lossless rule
-  num_draft_tokens: int = columns.shown('K')
-  tokens_per_s: float = columns.shown(
-    'tokens/s', form='.1f'
-  )  # prefill included
+  num_draft_tokens: int = tables.shown('K')
+  tokens_per_s: float = tables.shown('tokens/s', form='.1f')  # prefill included
   # Over autoregressive decoding.
-  speedup: float = columns.shown('speedup', form='.2f', unit='x')
-  tokens_per_round: float = columns.shown('tokens per round', form='.2f')
-  plain_rounds: float = columns.shown('rounds without a draft', form='.0%')
-  draft_ms: float = columns.shown('drafting, ms', form='.2f')
+  speedup: float = tables.shown('speedup', form='.2f', unit='x')
+  tokens_per_round: float = tables.shown('tokens per round', form='.2f')
+  plain_rounds: float = tables.shown('rounds without a draft', form='.0%')
+  draft_ms: float = tables.shown('drafting, ms', form='.2f')
   # Like overhead_ms, averaged over the widths of the rounds.
-  verify_ms: float = columns.shown('the pass, ms', form='.2f')
+  verify_ms: float = tables.shown('the pass, ms', form='.2f')
   verify_ms_by_width: dict[str, float]
-  overhead_ms: float = columns.shown('the rest, ms', form='.2f')
+  overhead_ms: float = tables.shown('the rest, ms', form='.2f')
   # Of the sum of the three parts.
-  overhead_percent: float = columns.shown('the rest, %', form='.1f')
+  overhead_percent: float = tables.shown('the rest, %', form='.1f')
   # A draft token (for a tree, a level) over a round without drafts.
-  cost_ratio: float = columns.shown('c', form='.3f')
+  cost_ratio: float = tables.shown('c', form='.3f')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -356,7 +353,7 @@ def show(measured: Measured) -> None:
       f'transformers: {measured.transformers_tokens_per_s:.1f} tokens/s; '
       f'autoregressive is {ratio:.2f}x that'
     )
-  console.print(columns.table(measured.methods, _METHODS))
+  console.print(tables.table(measured.methods, _METHODS))
   if any(method.synthetic for method in measured.methods):
     print('SYNTHETIC acceptance: no text was decoded; this is a hardware study')
   device = ''

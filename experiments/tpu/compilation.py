@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.command import mesh as mesh_lib
-from experiments.reporting import columns
+from experiments.reporting import tables
 from experiments.tpu import hlo
 from experiments.tpu import topologies as topologies_lib
 import specsample
@@ -144,7 +144,7 @@ def on(
 
 
 def _column(title: str, form: str = '') -> Any:
-  return columns.shown(title, form=form, default=None)
+  return tables.shown(title, form=form, default=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,11 +156,11 @@ class Compiled:
   there is nothing else.
   """
 
-  topology: str = columns.shown('topology')
+  topology: str = tables.shown('topology')
   mesh: dict[str, int]
-  fits: bool = columns.shown('fits')
-  hbm_gib: float = columns.shown('memory, GiB', form='.2f')
-  argument_gib: float = columns.shown('arguments, GiB', form='.2f')
+  fits: bool = tables.shown('fits')
+  hbm_gib: float = tables.shown('memory, GiB', form='.2f')
+  argument_gib: float = tables.shown('arguments, GiB', form='.2f')
   # Of the round; the peak is the larger of the round's and the prefill's.
   temporary_gib: float | None = _column('temporary, GiB', '.2f')
   peak_gib: float | None = _column('peak, GiB', '.2f')
@@ -175,7 +175,7 @@ class Compiled:
   gb_moved: float | None = _column('GB moved', '.3f')
   gb_sent: float | None = _column('GB sent', '.4f')
   roofline_ms: float | None = _column('at least, ms', '.2f')
-  compile_seconds: float = columns.shown('compiled in, s', form='.0f')
+  compile_seconds: float = tables.shown('compiled in, s', form='.0f')
 
 
 class _DoesNotFitError(Exception):

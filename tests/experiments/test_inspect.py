@@ -11,7 +11,6 @@ import torch
 import transformers
 
 from experiments.inspection import inspection
-from experiments.inspection import memory
 import specsample
 from specsample import testing
 from specsample.models import checkpoint
@@ -165,7 +164,7 @@ def test_a_gguf_file_is_told():
   [(15_400_000_000, 1, 1), (15_500_000_000, 2, 1), (127 * 10**9, 16, 2)],
 )
 def test_devices_hold_nine_tenths_of_their_memory(num_bytes, v5e, h200):
-  found = memory.num_devices(num_bytes)
+  found = inspection.num_devices(num_bytes)
   assert (found['v5e'], found['H200']) == (v5e, h200)
 
 

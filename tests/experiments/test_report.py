@@ -9,10 +9,10 @@ import pytest
 from experiments.evaluation import plots
 from experiments.evaluation import results
 from experiments.html_report import page
-from experiments.reporting import columns
 from experiments.reporting import figures
 from experiments.reporting import result_file
 from experiments.reporting import rows
+from experiments.reporting import tables
 from tests.experiments import reports
 
 
@@ -190,7 +190,7 @@ def test_other_commands_have_tables_too(found):
 
 
 def test_every_field_of_a_row_is_explained():
-  known = columns.of(rows.Row)
+  known = tables.columns(rows.Row)
   names = [field.name for field in dataclasses.fields(rows.Row)]
   unexplained = {x for x in names if not x.endswith('_ci95')} - known.keys()
   assert unexplained == {'scores'}

@@ -5,7 +5,7 @@ import pathlib
 import gin
 import pytest
 
-from experiments.inspection import memory
+from experiments.inspection import inspection
 from experiments.tpu import compilation
 from specsample import files
 from specsample.loading import load
@@ -54,13 +54,13 @@ def test_memory_is_what_shapes_say(name):
   parameters, *sizes, of_bfloat16, of_int8 = _rows('model')[name]
   model = _model(_MODELS[name])
   params = model.abstract_params()
-  assert parameters == f'{memory.num_parameters(params):,}'
-  weights = memory.of_model(model)
-  cache = memory.of_cache(model, 4096)
+  assert parameters == f'{inspection.num_parameters(params):,}'
+  weights = inspection.model_bytes(model)
+  cache = inspection.cache_bytes(model, 4096)
   expected = [x / 1e9 for x in (*weights.values(), cache)]
   assert list(map(float, sizes)) == pytest.approx(expected, rel=0.05)
   for kind, stated in (('bfloat16', of_bfloat16), ('int8', of_int8)):
-    found = memory.num_devices(weights[kind] + cache)
+    found = inspection.num_devices(weights[kind] + cache)
     assert stated == ' / '.join(str(found[device]) for device in _DEVICES)
 
 
