@@ -20,7 +20,7 @@ chains and trees, and all has every method.
 # Only the wiring is here: experiments/evaluation/ decodes, measures and makes
 # the rows.
 
-import functools
+import dataclasses
 import sys
 
 from absl import flags
@@ -106,44 +106,38 @@ def main() -> None:
       distributed.check_same(
         {name: repr(x) for name, x in header.items() if name != 'hardware'}
       )
-    journals = []
-    for part, header in zip(parts, headers, strict=True):
+    for i, (part, header) in enumerate(zip(parts, headers, strict=True)):
       folder = suite.folder(out, part.name)
       cli.make_folder(folder)
-      journals.append(journal_lib.Journal(folder, header))
-    learning = [
-      learning_lib.methods(part.evaluation, part.learners, journal)
-      for part, journal in zip(parts, journals, strict=True)
-    ]
-  for part, journal, methods in zip(parts, journals, learning, strict=True):
-    _run(part, journal, methods)
+      journal = journal_lib.Journal(folder, header)
+      parts[i] = dataclasses.replace(part, journal=journal)
+    learning = list(map(learning_lib.methods, parts))
+  for part, methods in zip(parts, learning, strict=True):
+    _run(part, methods)
   if distributed.is_first():
-    _report(out, parts, journals, paper)
+    _report(out, parts, paper)
   # Profiles come last: if one fails, the result files are already written.
   for part, profile in zip(parts, profiles, strict=True):
     if profile is not None:
       profiling.write(profile, part.evaluation, part.tokens, progress.bar)
 
 
-def _run(part, journal, learning):
-  evaluation, prompts = part.evaluation, part.prompts
+def _run(part, learning):
   if distributed.is_first():
     _say_what_is_measured(part)
-  run = lambda work: units_lib.run(list(work), journal, progress.bar)
-  turns = [conversations.first(evaluation, part.tokens)]
-  units = functools.partial(
-    decoding.units, evaluation, prompts, journal=journal, learning=learning
-  )
-  # Refilled rows are of conversations of one turn.
-  before, after = (refilled.units(evaluation, part.tokens, i) for i in range(2))
-  run([*before, *units(turns[0]), *after])
-  for number in conversations.numbers(evaluation, prompts)[1:]:
-    turns.append(conversations.later(evaluation, prompts, number, journal))
-    run(units(turns[-1]))
+  run = lambda work: units_lib.run(work, part.journal, progress.bar)
+  turns = []
+  for number in conversations.numbers(part.evaluation, part.prompts):
+    turns.append(conversations.turn(part, number))
+    # Refilled rows are of conversations of one turn.
+    before, after = (
+      refilled.units(part, i) if not number else [] for i in range(2)
+    )
+    run([*before, *decoding.units(part, turns[-1], learning), *after])
   work = [
-    *scoring.units(evaluation, prompts, journal),
+    *scoring.units(part),
     *(method.saving() for method in learning.values()),
-    *audits.units(evaluation, turns, journal),
+    *audits.units(part, turns),
   ]
   if work:
     run(work)
@@ -165,18 +159,8 @@ def _say_what_is_measured(part):
     )
 
 
-def _report(out, parts, journals, paper):
-  tables = [
-    table_lib.Table.of(
-      part.evaluation,
-      part.benchmark,
-      journal,
-      part=part.name,
-      provenance=part.provenance,
-    )
-    for part, journal in zip(parts, journals, strict=True)
-  ]
-  tables = table_lib.on_one_machine(tables)
+def _report(out, parts, paper):
+  tables = table_lib.on_one_machine(list(map(table_lib.Table.of, parts)))
   results.write(out, tables, paper)
   for part, table in zip(parts, tables, strict=True):
     generations.write(

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from experiments import methods as methods_lib
-from experiments.command import journal as journal_lib
 from experiments.command import units as units_lib
 from experiments.evaluation import conversations
 from experiments.evaluation import divergence
@@ -43,9 +42,7 @@ class FirstDifference:
 
 
 def units(
-  evaluation: evaluation_lib.Evaluation,
-  turns: Sequence[conversations.Turn],
-  journal: journal_lib.Journal,
+  part: evaluation_lib.Part, turns: Sequence[conversations.Turn]
 ) -> Iterator[units_lib.Unit]:
   """Yields an audit of each greedy output that differs.
 
@@ -53,14 +50,13 @@ def units(
   with the baseline's, if both methods have read the same. The journal holds all
   generations of the turns.
   """
+  evaluation, journal = part.evaluation, part.journal
   for turn in turns:
     outputs = functools.partial(conversations.outputs, journal, turn.number)
     for name in compared(evaluation):
+      read, others = (turn.tokens[x, 0] for x in (name, methods_lib.BASELINE))
       for found in _differences(outputs(name), outputs(methods_lib.BASELINE)):
-        read, other = (
-          turn.tokens[x, 0][found.index] for x in (name, methods_lib.BASELINE)
-        )
-        if read == other:
+        if read[found.index] == others[found.index]:
           yield _unit(evaluation, name, turn, found)
     for name in exact(evaluation) if evaluation.refill else ():
       again = journal[refilled.KIND, name, 0]['tokens']
@@ -93,26 +89,19 @@ def _unit(
   """Returns the audit of an output; with a label, no batch reproduces it."""
   prompt = turn.prompts[found.index]
   shown = f'difference, prompt {prompt + 1}, {label or name}'
+
+  def run():
+    # The audit holds the target in float32 too. If the devices have no room,
+    # the decoded outputs are kept, and the next run tries again.
+    try:
+      return _audit(evaluation, name, turn, found, label)
+    except jax.errors.JaxRuntimeError as error:
+      reason, _, _ = str(error).partition('\n')
+      logging.warning('%s: not audited: %s', shown, reason)
+      return None
+
   number = [turn.number] if turn.number else []
-  return units_lib.Unit(
-    shown,
-    (KIND, label or name, prompt, *number),
-    functools.partial(_run, shown, evaluation, name, turn, found, label),
-  )
-
-
-def _run(shown, *args):
-  """Runs an audit; returns None if the devices have no room for it.
-
-  The audit holds the target in float32 too. If it fails, the decoded outputs
-  are kept, and the next run tries again.
-  """
-  try:
-    return _audit(*args)
-  except jax.errors.JaxRuntimeError as error:
-    reason, _, _ = str(error).partition('\n')
-    logging.warning('%s: not audited: %s', shown, reason)
-    return None
+  return units_lib.Unit(shown, (KIND, label or name, prompt, *number), run)
 
 
 def _differences(
@@ -123,8 +112,8 @@ def _differences(
   for index, (tokens, base) in enumerate(pairs):
     at = rows_lib.first_difference(tokens, base)
     if at is not None:
-      ends = [[*row, _NO_TOKEN][at] for row in (tokens, base)]
-      yield FirstDifference(index, tokens[:at], *ends)
+      token, other = ([*row, _NO_TOKEN][at] for row in (tokens, base))
+      yield FirstDifference(index, tokens[:at], token, other)
 
 
 def mismatches(
@@ -171,11 +160,8 @@ def _line(one):
 
 def _audit(evaluation, name, turn, found, label) -> dict[str, Any]:
   target, method = evaluation.target, evaluation.methods[name]
-  text = lambda token: (
-    None
-    if token == _NO_TOKEN
-    else target.tokenizer.decode([token], skip_special=False)
-  )
+  decode = functools.partial(target.tokenizer.decode, skip_special=False)
+  text = lambda token: None if token == _NO_TOKEN else decode([token])
   record = {
     'method': label or name,
     'prompt': turn.prompts[found.index] + 1,

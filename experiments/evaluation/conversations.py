@@ -40,30 +40,25 @@ def numbers(
   return range(min(longest, evaluation.max_turns or longest))
 
 
-def first(
-  evaluation: evaluation_lib.Evaluation, tokens: Sequence[list[int]]
-) -> Turn:
-  """Returns the first turn, in which all methods read the same tokens."""
-  samples = range(evaluation.samples)
-  both = itertools.product(evaluation.methods, samples)
-  return Turn(0, range(len(tokens)), dict.fromkeys(both, tokens))
+def turn(part: evaluation_lib.Part, number: int) -> Turn:
+  """Returns a turn; the journal holds all turns before it.
 
-
-def later(
-  evaluation: evaluation_lib.Evaluation,
-  prompts: Sequence[prompts_lib.Prompt],
-  number: int,
-  journal: journal_lib.Journal,
-) -> Turn:
-  """Returns a turn after the first; the journal holds all turns before it."""
-  there = [i for i, x in enumerate(prompts) if len(x.next_turns) >= number]
+  In the first, all methods read the same tokens.
+  """
+  both = itertools.product(
+    part.evaluation.methods, range(part.evaluation.samples)
+  )
+  if not number:
+    every = range(len(part.tokens))
+    return Turn(0, every, dict.fromkeys(both, part.tokens))
+  there = [i for i, x in enumerate(part.prompts) if len(x.next_turns) >= number]
   tokens = {}
-  for name in evaluation.methods:
-    answers = _answers(journal, name, number)
-    for sample in range(evaluation.samples):
-      tokens[name, sample] = [
-        encode(evaluation, prompts[i], answers[i, sample]) for i in there
-      ]
+  for name, sample in both:
+    answers = _answers(part.journal, name, number)
+    tokens[name, sample] = [
+      encode(part.evaluation, part.prompts[i], answers[i, sample])
+      for i in there
+    ]
   return Turn(number, there, tokens)
 
 

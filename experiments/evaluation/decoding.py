@@ -5,7 +5,7 @@ all of them. The parts of a round take turns too, and are timed between the
 batches, because their times are compared with those of the generations.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
 import itertools
@@ -19,13 +19,11 @@ from experiments.command import config
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import units as units_lib
-from experiments.decoding import prompts as prompts_lib
 from experiments.decoding import setup as setup_lib
 from experiments.evaluation import conversations
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import learning as learning_lib
 from experiments.evaluation import round_parts
-from experiments.evaluation import suite
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
 from experiments.timing import roofline
@@ -38,7 +36,7 @@ from specsample.types import DecodeState
 MEMORY = 'memory_bandwidth'
 
 
-def header(part: suite.Part) -> dict[str, Any]:
+def header(part: evaluation_lib.Part) -> dict[str, Any]:
   """Returns what a resumed run must have in common with the run it resumes.
 
   This includes the tokens: a chat template may have changed, or may write
@@ -103,16 +101,15 @@ class Policies:
 
 
 def units(
-  evaluation: evaluation_lib.Evaluation,
-  prompts: Sequence[prompts_lib.Prompt],
+  part: evaluation_lib.Part,
   turn: conversations.Turn,
-  journal: journal_lib.Journal,
   learning: Mapping[str, learning_lib.Learning],
 ) -> Iterator[units_lib.Unit]:
   """Yields the units of work of a turn; only in the first are parts timed."""
+  evaluation, prompts = part.evaluation, part.prompts
   carried: dict[str, Policies | learning_lib.Learning] = {**learning}
   carried |= {
-    name: Policies(name, method.drafter, journal)
+    name: Policies(name, method.drafter, part.journal)
     for name, method in evaluation.methods.items()
     if evaluation.carry_policies and method.drafter.policies
   }
@@ -130,15 +127,19 @@ def units(
     for name, method in evaluation.methods.items():
       rows = [turn.tokens[name, sample][j] for j in batch]
       padded, _ = setup_lib.padded(rows, evaluation.least_width)
-      run: Callable[[Any], Any] = functools.partial(
-        evaluation.decode, method, rows, ids, sample
-      )
-      warm_up = functools.partial(evaluation.warm_up, method, rows, ids)
+      run: Callable[[Any], Any]
       if name in learning:
         run = functools.partial(learning[name].decode, rows, ids)
         warm_up = functools.partial(learning[name].warm_up, rows, ids)
+      else:
+        run = functools.partial(evaluation.decode, method, rows, ids, sample)
+        warm_up = functools.partial(evaluation.warm_up, method, rows, ids)
+      first, last = numbers[0] + 1, numbers[-1] + 1
+      shown = (
+        f'prompt {first}' if first == last else f'prompts {first} to {last}'
+      )
       yield units_lib.Unit(
-        _label(numbers, len(prompts), name)
+        f'{shown} of {len(prompts)}, {name}'
         + (f', turn {turn.number + 1}' if turn.number else '')
         + (f', {sample + 1}' if sample else ''),
         conversations.key(name, call, turn.number),
@@ -171,26 +172,15 @@ def units(
       for name, method in evaluation.methods.items():
         if name in learning:
           continue  # the parts of its rounds have no time for updates
+        setup = evaluation.setup(method)
         yield units_lib.Unit(
           f'parts of a round, {name}',
           (round_parts.KIND, name, call),
-          functools.partial(
-            round_parts.measure,
-            evaluation.setup(method),
-            typical,
-            repeats=repeats,
-          ),
+          functools.partial(round_parts.measure, setup, typical, repeats),
         )
   if not turn.number:
     # Measured again, as the machine may have been slow at the beginning.
     yield units_lib.Unit('memory', (MEMORY, 1), _memory_bandwidth)
-
-
-def _label(batch, num_prompts, method) -> str:
-  of_batch = f'prompt {batch[0] + 1}'
-  if len(batch) > 1:
-    of_batch = f'prompts {batch[0] + 1} to {batch[-1] + 1}'
-  return f'{of_batch} of {num_prompts}, {method}'
 
 
 def _memory_bandwidth():
@@ -204,8 +194,7 @@ def _generations(run, carried, described):
   lengths = output.lengths.tolist()
   shares = clock.by_tokens(seconds, lengths)
   generations = []
-  for i, fields in enumerate(described):
-    length = lengths[i]
+  for i, (fields, length) in enumerate(zip(described, lengths, strict=True)):
     generation = rows_lib.Generation(
       **fields,
       tokens=output.tokens[i, :length].tolist(),

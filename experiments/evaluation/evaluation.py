@@ -12,6 +12,7 @@ import numpy as np
 from experiments import methods as methods_lib
 from experiments.decoding import prompts as prompts_lib
 from experiments.decoding import setup as setup_lib
+from experiments.tasks import source as source_lib
 from experiments.tasks import task as task_lib
 import specsample
 from specsample import checks
@@ -232,3 +233,23 @@ class Evaluation(settings.Settings):
       policies=policies,
       least_width=self.least_width,
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Part:
+  """One setting of a run: an evaluation, its prompts, and what is finished."""
+
+  evaluation: Evaluation
+  tokens: Sequence[list[int]]  # of each prompt, as the model reads it
+  prompts: Sequence[prompts_lib.Prompt] = ()
+  # A `journal.Journal`, which is opened when all parts have been checked.
+  journal: Any = None
+  name: str = ''  # '' for the single configured one
+  benchmark: str = ''  # the name of its prompts
+  configured: Any = None  # the `Evaluation` before flags changed it
+  # The task's data set, as it was when it was read; None without a task.
+  provenance: source_lib.Provenance | None = None
+  # By the methods that learn.
+  learners: Mapping[str, online.Learner] = dataclasses.field(
+    default_factory=dict
+  )

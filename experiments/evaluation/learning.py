@@ -41,6 +41,11 @@ from specsample.types import Output
 
 # Equal parts of a run that have a row each; fewer if there are fewer batches.
 _PARTS = 6
+# The measures of `ratios` that a part has.
+_MEASURED = (
+  *('acceptance', 'acceptance_ci95'),
+  *('tokens_per_round', 'tokens_per_round_ci95'),
+)
 # What is known after a batch, and the reports of its updates.
 Found = tuple[online.Learned, list[dict[str, Any]]]
 
@@ -87,27 +92,28 @@ def learners(
   evaluation: evaluation_lib.Evaluation,
 ) -> dict[str, online.Learner]:
   """Returns the learner of each method that learns, by the method's name."""
-  found = {}
+  found, num_processes = {}, jax.process_count()
   for name, make in evaluation.learners.items():
-    learns = f'Evaluation.learners has {name!r}, but'
-    method = evaluation.methods.get(name)
+    method, fault = evaluation.methods.get(name), ''
     if method is None:
-      raise ValueError(f'{learns} no method has this name: correct it')
-    if jax.process_count() > 1:
-      raise ValueError(
-        f'{learns} there are {jax.process_count()} processes, and drafters '
-        'learn in one only: start one'
+      fault = 'no method has this name: correct it'
+    elif num_processes > 1:
+      fault = (
+        f'there are {num_processes} processes, and drafters learn in one only: '
+        'start one'
       )
-    if evaluation.samples > 1:
-      raise ValueError(
-        f'{learns} num_seeds is {evaluation.samples}: give 1, or it would '
-        'draft for a prompt from which it has learned'
+    elif evaluation.samples > 1:
+      fault = (
+        f'num_seeds is {evaluation.samples}: give 1, or it would draft for a '
+        'prompt from which it has learned'
       )
-    if isinstance(method.verify, specsample.verify.Certified):
-      raise ValueError(
-        f'{learns} its rule is Certified, and updates drop the shadow that '
-        'this needs: give another rule'
+    elif isinstance(method.verify, specsample.verify.Certified):
+      fault = (
+        'its rule is Certified, and updates drop the shadow that this needs: '
+        'give another rule'
       )
+    if method is None or fault:
+      raise ValueError(f'Evaluation.learners has {name!r}, but {fault}')
     found[name] = make(drafter=method.drafter)
   return found
 
@@ -215,17 +221,12 @@ class Learning:
     return facts
 
 
-def methods(
-  evaluation: evaluation_lib.Evaluation,
-  learners: Mapping[str, online.Learner],
-  journal: journal_lib.Journal,
-) -> dict[str, Learning]:
+def methods(part: evaluation_lib.Part) -> dict[str, Learning]:
   """Returns the methods that learn, with what they learned in a run so far."""
+  setup = lambda name: part.evaluation.setup(part.evaluation.methods[name])
   return {
-    name: Learning(
-      name, evaluation.setup(evaluation.methods[name]), learner, journal
-    )
-    for name, learner in learners.items()
+    name: Learning(name, setup(name), learner, part.journal)
+    for name, learner in part.learners.items()
   }
 
 
@@ -289,10 +290,7 @@ def windows(
         method=name,
         batches=f'{part[0] + 1} to {part[-1] + 1}',
         tokens=sum(len(run.tokens) for run in runs),
-        acceptance=measured['acceptance'],
-        acceptance_ci95=measured['acceptance_ci95'],
-        tokens_per_round=measured['tokens_per_round'],
-        tokens_per_round_ci95=measured['tokens_per_round_ci95'],
+        **{key: measured[key] for key in _MEASURED},
         fixed=twin,
         acceptance_over_fixed=ratio,
         acceptance_over_fixed_ci95=ci95,
@@ -305,11 +303,13 @@ def windows(
 
 def _twin(evaluation, name) -> str | None:
   method = evaluation.methods[name]
-  for other, one in evaluation.methods.items():
-    same = one.drafter == method.drafter and one.verify == method.verify
-    if same and other not in evaluation.learners:
-      return other
-  return None
+  same = [
+    other
+    for other, one in evaluation.methods.items()
+    if (one.drafter, one.verify) == (method.drafter, method.verify)
+    if other not in evaluation.learners
+  ]
+  return same[0] if same else None
 
 
 def _generations(records):

@@ -34,12 +34,9 @@ def label(method: str) -> str:
   return f'{method}, refilled'
 
 
-def units(
-  evaluation: evaluation_lib.Evaluation,
-  tokens: Sequence[list[int]],
-  repeat: int,
-) -> list[units_lib.Unit]:
+def units(part: evaluation_lib.Part, repeat: int) -> list[units_lib.Unit]:
   """Returns a unit per method that decodes the first sample of all prompts."""
+  evaluation, tokens = part.evaluation, part.tokens
   if not evaluation.refill:
     return []
   return [

@@ -46,15 +46,14 @@ def visits(repeats: int, num_batches: int) -> dict[int, tuple[int, float]]:
 
 
 def measure(
-  setup: setup_lib.Setup, tokens: Sequence[list[int]], *, repeats: int
+  setup: setup_lib.Setup, tokens: Sequence[list[int]], repeats: int
 ) -> dict[str, Any]:
   """Times the parts of a method's rounds, as a unit of the journal."""
   times = round_times.times(setup, tokens, repeats=repeats)
+  fed = fed_tokens(list(map(len, tokens)), setup.least_width)
   return dataclasses.asdict(times) | {
     'kind': times.kind.value,
-    'prefill_tokens': fed_tokens(
-      [len(row) for row in tokens], setup.least_width
-    ),
+    'prefill_tokens': fed,
   }
 
 

@@ -13,8 +13,6 @@ from experiments.evaluation import conversations
 from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import learning
 from experiments.tasks import human_eval
-from experiments.tasks import source as source_lib
-from specsample.training import online
 
 # The prompts that are decoded if there is neither a task nor --prompts.
 _PROMPTS = 'experiments/data/prompts.jsonl'
@@ -41,28 +39,13 @@ def evaluations(
   return {name: make() for name, make in parts.items()}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Part:
-  """An evaluation and what it decodes."""
-
-  name: str  # '' for the single configured one
-  evaluation: evaluation_lib.Evaluation
-  configured: evaluation_lib.Evaluation  # before flags changed it
-  benchmark: str  # the name of its prompts
-  prompts: list[prompts_lib.Prompt]
-  tokens: list[list[int]]  # of each prompt, as the model reads it
-  # The task's data set, as it was when it was read; None without a task.
-  provenance: source_lib.Provenance | None
-  learners: dict[str, online.Learner]  # by the methods that learn
-
-
 def parts(
   *,
   path: str | None,
   limit: int | None,
   num_seeds: int | None,
   allow_code_execution: bool,
-) -> Iterator[Part]:
+) -> Iterator[evaluation_lib.Part]:
   """Reads the prompts of each evaluation, and checks that they can be decoded.
 
   The arguments are flags of `evaluate`: what they give replaces an evaluation's
@@ -89,13 +72,13 @@ def parts(
     for prompt in prompts:
       conversations.check(evaluation, where, prompt)
     evaluation.check(tokens)
-    yield Part(
-      name,
-      evaluation,
-      configured,
-      benchmark,
-      prompts,
-      tokens,
+    yield evaluation_lib.Part(
+      evaluation=evaluation,
+      tokens=tokens,
+      prompts=prompts,
+      name=name,
+      benchmark=benchmark,
+      configured=configured,
       provenance=None if task is None else task.source.provenance(),
       learners=learning.learners(evaluation),
     )

@@ -7,7 +7,6 @@ import itertools
 from typing import Any
 
 from experiments import methods as methods_lib
-from experiments.command import journal as journal_lib
 from experiments.evaluation import audits
 from experiments.evaluation import conversations
 from experiments.evaluation import decoding
@@ -68,25 +67,16 @@ class Table:
   windows: Sequence[learning.Window] = ()
 
   @classmethod
-  def of(
-    cls,
-    evaluation: evaluation_lib.Evaluation,
-    benchmark: str,
-    journal: journal_lib.Journal,
-    part: str = '',
-    provenance: source_lib.Provenance | None = None,
-  ) -> 'Table':
-    """Returns the table of what all methods have decoded.
-
-    `part` is as in `rows.Row`.
-    """
+  def of(cls, part: evaluation_lib.Part) -> 'Table':
+    """Returns the table of what all methods have decoded."""
+    evaluation, journal = part.evaluation, part.journal
     batches = {
       name: list(conversations.batches(journal, name).values())
       for name in evaluation.methods
     }
     return cls(
       evaluation,
-      benchmark,
+      part.benchmark,
       generations={
         name: [
           rows_lib.Generation.from_json(record)
@@ -109,9 +99,9 @@ class Table:
         for name in evaluation.methods
         if (key := scoring.key(evaluation, name)) in journal
       },
-      part=part,
+      part=part.name,
       divergences=journal.of(audits.KIND),
-      provenance=provenance,
+      provenance=part.provenance,
       refilled={
         name: journal.of(refilled.KIND, name)
         for name in evaluation.methods

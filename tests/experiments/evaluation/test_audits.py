@@ -62,9 +62,13 @@ def _journal(folder, outputs):
   return journal
 
 
+def _part(evaluated, journal):
+  return evaluation.Part(evaluation=evaluated, tokens=_PROMPTS, journal=journal)
+
+
 def _units(evaluated, journal):
-  turn = conversations.first(evaluated, _PROMPTS)
-  return list(audits.units(evaluated, [turn], journal))
+  part = _part(evaluated, journal)
+  return list(audits.units(part, [conversations.turn(part, 0)]))
 
 
 def _best_and_last(evaluated, tokens):
@@ -105,7 +109,7 @@ def test_a_fault_and_an_early_end_differ(evaluated, tmp_path):
   assert (ended['token'], ended['text']) == (-1, None)
   assert (ended['verdict'], ended['audit']) == ('DIFFERS', None)
 
-  found = table.Table.of(evaluated, 'prompts', journal)
+  found = table.Table.of(_part(evaluated, journal))
   assert found.mismatches == {'ngram': rows.Mismatches(ties=0, errors=2)}
   first, second = audits.lines(found.divergences)
   assert 'ngram, prompt 1, token 2:' in first and 'DIFFERS' in first
@@ -132,7 +136,7 @@ def test_a_tie_is_no_fault(evaluated, tmp_path):
   journal.add(unit.key, unit.run())
   (found,) = journal.of(audits.KIND)
   assert (found['position'], found['verdict']) == (0, 'tie')
-  mismatches = table.Table.of(tied, 'prompts', journal).mismatches
+  mismatches = table.Table.of(_part(tied, journal)).mismatches
   assert mismatches == {'ngram': rows.Mismatches(ties=1, errors=0)}
 
 
@@ -171,7 +175,7 @@ def test_what_no_audit_looked_into_is_no_tie(evaluated, tmp_path):
   outputs = {name: [_OUTPUT, _OUTPUT] for name in evaluated.methods}
   outputs['ngram'] = [_OUTPUT, _OUTPUT[::-1]]
   journal = _journal(tmp_path, outputs)
-  mismatches = table.Table.of(evaluated, 'prompts', journal).mismatches
+  mismatches = table.Table.of(_part(evaluated, journal)).mismatches
   found = mismatches['ngram']
   assert found == rows.Mismatches(ties=0, errors=0, unaudited=1)
   assert found.not_ties == 1

@@ -60,31 +60,33 @@ def decoded(compared, tmp_path_factory):
   return journal, _decode(compared, journal)
 
 
+def _part(compared, journal, prompts=_PROMPTS):
+  return evaluation.Part(
+    evaluation=compared,
+    tokens=[compared.encode('', prompt) for prompt in prompts],
+    prompts=prompts,
+    journal=journal,
+    benchmark='asked',
+  )
+
+
 def _decode(compared, journal):
-  turns = []
+  turns, part = [], _part(compared, journal)
   for number in conversations.numbers(compared, _PROMPTS):
-    turns.append(
-      conversations.later(compared, _PROMPTS, number, journal)
-      if number
-      else conversations.first(compared, _encoded(compared, _PROMPTS))
-    )
+    turns.append(conversations.turn(part, number))
     work = [
       unit
-      for unit in decoding.units(compared, _PROMPTS, turns[-1], journal, {})
+      for unit in decoding.units(part, turns[-1], {})
       if unit.key[0] != decoding.MEMORY
     ]
     units.run(work, journal, progress.bar)
   return turns
 
 
-def _encoded(compared, prompts):
-  return [compared.encode('', prompt) for prompt in prompts]
-
-
 def _table(compared, journal):
   if (decoding.MEMORY, 0) not in journal:
     journal.add((decoding.MEMORY, 0), {'bytes_per_second': 1.0})
-  return table_lib.Table.of(compared, 'asked', journal)
+  return table_lib.Table.of(_part(compared, journal))
 
 
 def _answers(journal, method):
@@ -118,7 +120,7 @@ def test_exact_methods_answer_all_turns_alike(compared, decoded):
   assert _answers(journal, 'lossy') != plain
   found = _table(compared, journal)
   assert found.mismatches == {'ngram': rows.Mismatches(0, 0)}
-  assert not list(audits.units(compared, turns, journal))
+  assert not list(audits.units(_part(compared, journal), turns))
 
 
 def test_conversations_that_go_on_share_a_batch(decoded):
@@ -208,9 +210,9 @@ def test_a_later_turn_is_audited_where_both_read_the_same(compared, tmp_path):
         )
         key = conversations.key(name, i, turn)
         journal.add(key, {'generations': [run.to_json()]})
-  second = conversations.later(greedy, asked, 1, journal)
-  turns = conversations.first(greedy, _encoded(greedy, asked)), second
-  different = list(audits.units(greedy, turns, journal))
+  part = _part(greedy, journal, asked)
+  turns = [conversations.turn(part, number) for number in range(2)]
+  different = list(audits.units(part, turns))
   assert [unit.key for unit in different] == [
     (audits.KIND, 'ngram', 1),
     (audits.KIND, 'ngram', 0, 1),
@@ -218,7 +220,7 @@ def test_a_later_turn_is_audited_where_both_read_the_same(compared, tmp_path):
   journal.add(different[1].key, found := different[1].run())
   assert (found['prompt'], found['turn'], found['position']) == (1, 2, 1)
   # The audit reads what the turn has read: it finds the model's best token.
-  read = [*second.tokens['ngram', 0][0], 7]
+  read = [*turns[1].tokens['ngram', 0][0], 7]
   logits, _ = model.apply(
     greedy.target.params, np.asarray([read]), model.init_cache(1, 0)
   )

@@ -59,9 +59,13 @@ def _run_compiled(
   )
   tokens = [[1, 2, 1], [3], [1] * 70, [4]]
   asked = [prompts_lib.Prompt(str(i), '', '', line=i) for i in range(4)]
-  turn = conversations.first(compared, tokens)
-  journal = journal_lib.Journal(tmp_path, {})
-  _, *work = decoding.units(compared, asked, turn, journal, {})
+  part = evaluation_lib.Part(
+    evaluation=compared,
+    tokens=tokens,
+    prompts=asked,
+    journal=journal_lib.Journal(tmp_path, {}),
+  )
+  _, *work = decoding.units(part, conversations.turn(part, 0), {})
   for unit in work:
     unit.warm_up()
     before = num_compiled()
@@ -138,10 +142,12 @@ def _decode(evaluation, folder, count):
   """Decodes what is missing of the first `count` units; returns the records."""
   folder.mkdir(exist_ok=True)
   journal = journal_lib.Journal(folder, {})
-  turn = conversations.first(evaluation, _TOKENS)
+  part = evaluation_lib.Part(
+    evaluation=evaluation, tokens=_TOKENS, prompts=_PROMPTS, journal=journal
+  )
   work = [
     unit
-    for unit in decoding.units(evaluation, _PROMPTS, turn, journal, {})
+    for unit in decoding.units(part, conversations.turn(part, 0), {})
     if unit.key[0] == 'generation'
   ]
   for unit in work[:count]:

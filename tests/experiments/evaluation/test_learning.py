@@ -73,15 +73,23 @@ class Run:
   weights: dict
 
 
+def _part(evaluation, journal):
+  return evaluation_lib.Part(
+    evaluation=evaluation,
+    tokens=[evaluation.encode('', prompt) for prompt in _PROMPTS],
+    prompts=_PROMPTS,
+    journal=journal,
+    learners=learning.learners(evaluation),
+  )
+
+
 def _learning(evaluation, journal):
-  learners = learning.learners(evaluation)
-  return learning.methods(evaluation, learners, journal)
+  return learning.methods(_part(evaluation, journal))
 
 
 def _units(evaluation, journal, learns):
-  tokens = [evaluation.encode('', prompt) for prompt in _PROMPTS]
-  turn = conversations.first(evaluation, tokens)
-  return decoding.units(evaluation, _PROMPTS, turn, journal, learns)
+  part = _part(evaluation, journal)
+  return decoding.units(part, conversations.turn(part, 0), learns)
 
 
 def _run(evaluation, out, kill_after=None):
@@ -104,7 +112,7 @@ def _run(evaluation, out, kill_after=None):
   records = journal.of('generation', 'learning')
   journal.close()
   return Run(
-    table_lib.Table.of(evaluation, '', journal),
+    table_lib.Table.of(_part(evaluation, journal)),
     [{x: one[x] for x in ('step', 'updates', 'undone')} for one in records],
     safetensors.load_file(
       out / 'learned' / 'learning' / 'drafter' / 'drafter.safetensors'

@@ -156,14 +156,20 @@ def _decoded(folder, target, temperature=0.0):
   return evaluation, journal
 
 
+def _part(evaluation, journal):
+  return evaluation_lib.Part(
+    evaluation=evaluation, tokens=_PROMPTS, journal=journal
+  )
+
+
 def _table(evaluation, journal):
-  return table_lib.Table.of(evaluation, 'prompts', journal)
+  return table_lib.Table.of(_part(evaluation, journal))
 
 
 def test_differences_are_audited(in_bfloat16, tmp_path):
   evaluation, journal = _decoded(tmp_path, in_bfloat16)
-  turn = conversations.first(evaluation, _PROMPTS)
-  tie, fault = audits.units(evaluation, [turn], journal)
+  part = _part(evaluation, journal)
+  tie, fault = audits.units(part, [conversations.turn(part, 0)])
   # A lossy rule may emit other tokens than the most likely ones.
   assert tie.key == (audits.KIND, 'ngram, refilled', 1)
   assert fault.key == (audits.KIND, 'ngram, refilled', 2)
@@ -189,8 +195,8 @@ def test_differences_are_audited(in_bfloat16, tmp_path):
 
 def test_what_is_drawn_is_not_audited(in_bfloat16, tmp_path):
   evaluation, journal = _decoded(tmp_path, in_bfloat16, temperature=1.0)
-  turn = conversations.first(evaluation, _PROMPTS)
-  assert not list(audits.units(evaluation, [turn], journal))
+  part = _part(evaluation, journal)
+  assert not list(audits.units(part, [conversations.turn(part, 0)]))
   row, *_ = _table(evaluation, journal).rows
   assert row.refilled_differing == 2
 
@@ -225,10 +231,14 @@ def test_nothing_is_compiled_while_it_is_timed(
   )
   tokens = [[1] * size for size in (5, 6, 40, 7, 70, 8, 100)]
   prompts = [prompts_lib.Prompt(str(i), '', '', i) for i in range(len(tokens))]
-  turn = conversations.first(evaluation, tokens)
-  journal = journal_lib.Journal(tmp_path, {})
-  _, *static, _ = decoding.units(evaluation, prompts, turn, journal, {})
-  (unit,) = refilled.units(evaluation, tokens, 0)
+  part = evaluation_lib.Part(
+    evaluation=evaluation,
+    tokens=tokens,
+    prompts=prompts,
+    journal=journal_lib.Journal(tmp_path, {}),
+  )
+  _, *static, _ = decoding.units(part, conversations.turn(part, 0), {})
+  (unit,) = refilled.units(part, 0)
   outputs = []
   for one in (unit, *static):
     one.warm_up()
@@ -249,7 +259,9 @@ def test_nothing_is_compiled_while_it_is_timed(
 def test_prompts_that_are_answered_by_nothing_are_timed(checkpoint):
   model = hash_model.HashModel(vocab_size=16, scale=float('nan'))
   evaluation = _evaluation(checkpoint, model, batch_size=2)
-  (unit,) = refilled.units(evaluation, [[1] * 5, [1] * 7], 0)
+  tokens = [[1] * 5, [1] * 7]
+  part = evaluation_lib.Part(evaluation=evaluation, tokens=tokens)
+  (unit,) = refilled.units(part, 0)
   value = unit.run()
   assert value['tokens'] == [[], []]
   assert value['seconds'] > 0

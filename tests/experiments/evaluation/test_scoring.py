@@ -80,8 +80,11 @@ def journal(tmp_path):
 def _score(evaluation, journal):
   """Computes the scores that the journal lacks; returns their labels."""
   labels = []
+  part = evaluation_lib.Part(
+    evaluation=evaluation, tokens=[[1]], prompts=[_PROMPT], journal=journal
+  )
   units.run(
-    list(scoring.units(evaluation, [_PROMPT], journal)),
+    list(scoring.units(part)),
     journal,
     lambda total: contextlib.nullcontext(labels.append),
   )
