@@ -134,8 +134,8 @@ def _blocks(run, anchor, prompts) -> Iterator[Block]:
   yield Block(list(_tables(others, run.path.name)))
 
 
-def _text(prompt: generations.Prompt) -> dict[str, Any]:
-  data = json.dumps(dataclasses.asdict(prompt), ensure_ascii=False)
+def _text(prompt: dict[str, Any]) -> dict[str, Any]:
+  data = json.dumps(prompt, ensure_ascii=False)
   # JSON may hold half of a surrogate pair, which a page may not contain.
   return json.loads(data.encode(errors='replace'))
 

@@ -204,9 +204,8 @@ def _find(name: str) -> epath.Path:
 # The forms in which parameters are loaded; int8 leaves the rest in bfloat16.
 KINDS = ('float32', 'bfloat16', 'int8')
 # The memory of one device, in bytes.
-DEVICES = {
-  name: tpu.chip.hbm_bytes for name, tpu in topologies.TPUS.items()
-} | {'H200': chips.CHIPS['h200'].hbm_bytes}
+DEVICES = {name: chips.CHIPS[name].hbm_bytes for name in topologies.TPUS}
+DEVICES['H200'] = chips.CHIPS['h200'].hbm_bytes
 # The share of a device's memory to fill; the rest is for what a step computes.
 _SHARE = 0.9
 

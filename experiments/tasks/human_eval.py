@@ -169,11 +169,11 @@ def code(answer: str, name: str) -> str:
     first = _FIRST_LINE_OF_CODE.search(answer)
     return answer[first.start() :] if first else answer
   definition = re.compile(rf'^(?:async )?def {name}\b', re.MULTILINE)
-  defining = [block for block in blocks if definition.search(block.text)]
-  closed = [block for block in defining if block.is_closed]
-  functions = [block for block in blocks if 'def ' in block.text]
-  chosen = [*closed[-1:], *defining[-1:], *functions, *blocks]
-  return chosen[0].text
+  defining = [block for block in blocks if definition.search(block[0])]
+  closed = [block for block in defining if block[1]]
+  functions = [block for block in blocks if 'def ' in block[0]]
+  chosen, _ = [*closed[-1:], *defining[-1:], *functions, *blocks][0]
+  return chosen
 
 
 def program(prompt: str, answer: str, name: str, *, chat: bool) -> str:
@@ -191,16 +191,11 @@ def program(prompt: str, answer: str, name: str, *, chat: bool) -> str:
   return prompt + ('' if continues else '\n') + found
 
 
-@dataclasses.dataclass(frozen=True)
-class _Block:
-  """The content of a fenced block of code."""
+def _blocks(answer: str) -> Iterator[tuple[str, bool]]:
+  """Yields the code of each fenced block, and whether the fence is closed.
 
-  text: str
-  is_closed: bool
-
-
-def _blocks(answer: str) -> Iterator[_Block]:
-  """Yields the fenced blocks, without the indentation of their list item."""
+  The code is without the indentation of its list item.
+  """
   lines = iter(answer.split('\n'))
   for line in lines:
     opening = _FENCE.match(line)
@@ -211,11 +206,11 @@ def _blocks(answer: str) -> Iterator[_Block]:
     for line in lines:
       # A fence that is indented further is part of the code, as in a docstring.
       if _indent(line) <= len(indent) and line.lstrip().startswith(fence):
-        yield _Block('\n'.join([*_outdent(inside, len(indent)), '']), True)
+        yield '\n'.join([*_outdent(inside, len(indent)), '']), True
         break
       inside.append(line)
     else:
-      yield _Block('\n'.join(_outdent(inside, len(indent))), False)
+      yield '\n'.join(_outdent(inside, len(indent))), False
 
 
 def _outdent(lines, most):

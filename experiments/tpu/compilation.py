@@ -92,7 +92,7 @@ class Target:
 
 def target(topology: str, config: CompileTpu) -> Target:
   """Returns the mesh of a topology and the checked arguments of a batch."""
-  tpu = topologies_lib.parse(topology)
+  tpu, chip = topologies_lib.parse(topology)
   try:
     devices = topologies.get_topology_desc(
       platform='tpu',
@@ -113,7 +113,7 @@ def target(topology: str, config: CompileTpu) -> Target:
     explicit=config.explicit,
     devices=devices,
   )
-  return on(mesh, config, topology=topology, chip=tpu.chip)
+  return on(mesh, config, topology=topology, chip=chip)
 
 
 def on(

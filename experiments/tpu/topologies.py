@@ -6,32 +6,27 @@ import dataclasses
 from specsample.cost import chips
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Tpu:
-  """A chip whose topologies libtpu knows."""
+  """What libtpu and JAX need to know of a chip of `chips.CHIPS`."""
 
-  chip: chips.Chip
   example: str  # the shape of one of its topologies
   # Options that JAX needs besides a topology's name.
   options: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 TPUS: Mapping[str, Tpu] = {
-  'v4': Tpu(
-    chip=chips.CHIPS['v4'],
-    example='2x2x4',
-    # Makes both cores of a chip one device; by default, each core is a device.
-    options={'chip_config_name': 'megacore'},
-  ),
-  'v5e': Tpu(chip=chips.CHIPS['v5e'], example='4x4'),
-  'v5p': Tpu(chip=chips.CHIPS['v5p'], example='2x2x4'),
-  'v6e': Tpu(chip=chips.CHIPS['v6e'], example='4x4'),
-  'tpu7x': Tpu(chip=chips.CHIPS['tpu7x'], example='2x2x1'),
+  # Makes both cores of a chip one device; by default, each core is a device.
+  'v4': Tpu('2x2x4', {'chip_config_name': 'megacore'}),
+  'v5e': Tpu('4x4'),
+  'v5p': Tpu('2x2x4'),
+  'v6e': Tpu('4x4'),
+  'tpu7x': Tpu('2x2x1'),
 }
 
 
-def parse(topology: str) -> Tpu:
-  """Returns the TPU of a topology that is written as in JAX, 'v4:2x2x4'."""
+def parse(topology: str) -> tuple[Tpu, chips.Chip]:
+  """Returns what is known of a topology that is written as in JAX, 'v4:2x2x4'."""
   name, _, shape = topology.partition(':')
   tpu = TPUS.get(name)
   if tpu is None and name in chips.CHIPS:
@@ -51,7 +46,7 @@ def parse(topology: str) -> Tpu:
       f'{topology!r} is not a topology: {name} has {num_axes} axes, such as '
       f'{name}:{tpu.example}'
     )
-  return tpu
+  return tpu, chips.CHIPS[name]
 
 
 def examples() -> str:

@@ -261,19 +261,19 @@ def test_terminal_gets_the_table_and_the_comparison(run):
 
 def test_generations_say_who_wrote_what(run, greedy):
   found = generations_lib.read(run.folder / 'generations.jsonl', 9)
-  assert [(one.category, one.text) for one in found] == list(_QUESTIONS)
+  assert [(one['category'], one['text']) for one in found] == list(_QUESTIONS)
   rounds = dict.fromkeys(_METHODS, 0)
   for one in found:
-    _, text = greedy(one.text, _NEW_TOKENS, chat=True)
-    for method, wrote in one.methods.items():
-      assert ''.join(wrote.pieces) == text
-      assert len(wrote.origins) == len(wrote.rounds) == _NEW_TOKENS
-      rounds[method] += wrote.rounds[-1] + 1
+    _, text = greedy(one['text'], _NEW_TOKENS, chat=True)
+    for method, wrote in one['methods'].items():
+      assert ''.join(wrote['pieces']) == text
+      assert len(wrote['origins']) == len(wrote['rounds']) == _NEW_TOKENS
+      rounds[method] += wrote['rounds'][-1] + 1
       # Each round ends with a token of the target's own, unless it was cut.
-      own = [i for i, x in enumerate(wrote.origins) if x != 'accepted']
-      last = {number: i for i, number in enumerate(wrote.rounds)}
+      own = [i for i, x in enumerate(wrote['origins']) if x != 'accepted']
+      last = {number: i for i, number in enumerate(wrote['rounds'])}
       assert own == sorted(last.values())[: len(own)]
-    assert set(one.methods['autoregressive'].origins) == {'plain'}
+    assert set(one['methods']['autoregressive']['origins']) == {'plain'}
   assert rounds == {
     method: row['rounds'] for method, row in run.rows('overall').items()
   }

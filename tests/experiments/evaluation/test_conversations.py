@@ -170,7 +170,7 @@ def test_the_text_of_each_turn_is_a_line(compared, decoded, tmp_path):
   tokenizer = compared.target.tokenizer
   generations.write(tmp_path, tokenizer, _PROMPTS, found.generations)
   lines = generations.read(tmp_path / 'generations.jsonl', 9)
-  assert [(one.id, one.text) for one in lines] == [
+  assert [(one['id'], one['text']) for one in lines] == [
     ('81', 'One?'),
     ('81, turn 2', 'And?'),
     ('81, turn 3', 'So?'),
@@ -179,7 +179,9 @@ def test_the_text_of_each_turn_is_a_line(compared, decoded, tmp_path):
     ('82, turn 2', 'Then?'),
   ]
   answer = _answers(decoded[0], 'ngram')[2, 1]
-  assert ''.join(lines[-1].methods['ngram'].pieces) == tokenizer.decode(answer)
+  assert ''.join(lines[-1]['methods']['ngram']['pieces']) == tokenizer.decode(
+    answer
+  )
 
 
 def test_a_later_turn_is_audited_where_both_read_the_same(compared, tmp_path):

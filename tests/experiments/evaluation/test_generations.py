@@ -72,20 +72,24 @@ def test_file_says_who_wrote_what(tokenizer, tmp_path):
   tokens = [*tokenizer.encode('né'), tokenizer.backend.token_to_id(_END)]
   generations = {'x': [_generation(tokens, [1, 2, 3, 1], i) for i in range(3)]}
   generations_lib.write(tmp_path, tokenizer, asked, generations)
-  expected = generations_lib.Text(
-    pieces=['n', '', 'é', ''],
-    origins=['accepted', 'correction', 'bonus', 'accepted'],
-    rounds=[0, 1, 2, 3],
-    probs=[0.368] * 4,  # exp(-1)
-  )
+  expected = {
+    'pieces': ['n', '', 'é', ''],
+    'origins': ['accepted', 'correction', 'bonus', 'accepted'],
+    'rounds': [0, 1, 2, 3],
+    'probs': [0.368] * 4,  # exp(-1)
+  }
   path = tmp_path / 'generations.jsonl'
   assert generations_lib.read(path, 5) == [
-    generations_lib.Prompt('81', 'qa', 'Why?\u2028\ud800', {'x': expected}),
-    generations_lib.Prompt('b', 'qa', '</script>', {'x': expected}),
-    generations_lib.Prompt('c', 'math', '1 + 1', {'x': expected}),
+    {
+      'id': prompt.id,
+      'category': prompt.category,
+      'text': prompt.text,
+      'methods': {'x': expected},
+    }
+    for prompt in asked
   ]
   # One prompt per category.
-  assert [one.id for one in generations_lib.read(path, 1)] == ['81', 'c']
+  assert [one['id'] for one in generations_lib.read(path, 1)] == ['81', 'c']
 
 
 @pytest.mark.parametrize(
