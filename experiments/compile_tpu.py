@@ -23,8 +23,7 @@ from experiments.reporting import files as reporting_files
 from experiments.reporting import result_file
 from experiments.reporting import tables
 from experiments.tpu import compilation
-from experiments.tpu import environment
-from experiments.tpu import topologies as topologies_lib
+from experiments.tpu import libtpu
 from specsample import files
 
 frame.define_flags('configs/runs/pods.gin', recipe='chinchilla')
@@ -49,8 +48,8 @@ def main() -> None:
     hlo = files.at(_DUMP_HLO.value) if _DUMP_HLO.value else None
     setup = compilation.CompileTpu()
     topologies = _TOPOLOGY.value or setup.topologies
-    topologies_lib.check(topologies)
-    environment.find_libtpu()
+    libtpu.check(topologies)
+    libtpu.find_libtpu()
     targets = [compilation.target(name, setup) for name in topologies]
     for folder in (out, hlo) if hlo else (out,):
       cli.make_folder(folder)
@@ -73,5 +72,5 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  environment.set_up()
+  libtpu.set_up()
   frame.run(main)

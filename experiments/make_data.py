@@ -34,7 +34,7 @@ from experiments.training_data import answers as answers_lib
 from experiments.training_data import data_folder
 from experiments.training_data import filters
 from experiments.training_data import synthesis as synthesis_lib
-from experiments.training_data.dialogues import Dialogue
+from experiments.training_data.data_folder import Dialogue
 from specsample import files
 
 frame.define_flags('configs/runs/data.gin', on_hosts=True, recipe='')
@@ -159,9 +159,9 @@ def _fill(
   known = {dialogue.turn for shard in found for dialogue in shard}
   used = sum(shard.get('origin', {}).get('count', 0) for shard in shards)
   ends: collections.Counter[str] = collections.Counter()
-  begun, before = len(shards), data_folder.answer_tokens(manifest)
+  begun, before = len(shards), data_folder.listed_tokens(manifest)
   with progress.meter(wanted, before, 'tokens') as meter:
-    while (done := data_folder.answer_tokens(manifest)) < wanted:
+    while (done := data_folder.listed_tokens(manifest)) < wanted:
       given = conversations[used : used + count]
       if only_given and not given:
         break
@@ -196,7 +196,7 @@ def _report(manifest, begun, before, ends, num_left) -> None:
   """Says what the folder has, and what was made beyond shard `begun`."""
   if ends:
     cli.say('; '.join(f'{n:,} {how}' for how, n in sorted(ends.items())))
-  num_tokens, shards = data_folder.answer_tokens(manifest), manifest['shards']
+  num_tokens, shards = data_folder.listed_tokens(manifest), manifest['shards']
   if not num_tokens:
     cli.fail(
       'no conversation in the file passed the filters: give another file'

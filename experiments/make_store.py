@@ -17,7 +17,6 @@ from experiments.command import cli
 from experiments.command import frame
 from experiments.methods import remembering
 from experiments.training_data import data_folder
-from experiments.training_data import dialogues
 import specsample
 from specsample import files
 
@@ -74,7 +73,7 @@ def main() -> None:
 def _answers(folder):
   """Yields the target's answers in a data folder, as lists of token ids."""
   for dialogue in itertools.chain(*folder.shards):
-    if dialogue.source != dialogues.Source.TEXT:
+    if dialogue.source != data_folder.Source.TEXT:
       for start, end in dialogue.answers:
         yield dialogue.tokens[start:end].tolist()
 

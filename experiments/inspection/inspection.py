@@ -14,7 +14,7 @@ from etils import epath
 import jax
 import jax.numpy as jnp
 
-from experiments.tpu import topologies
+from experiments.tpu import libtpu
 from specsample import files
 from specsample.cost import chips
 from specsample.drafters import trainable
@@ -204,7 +204,7 @@ def _find(name: str) -> epath.Path:
 # The forms in which parameters are loaded; int8 leaves the rest in bfloat16.
 KINDS = ('float32', 'bfloat16', 'int8')
 # The memory of one device, in bytes.
-DEVICES = {name: chips.CHIPS[name].hbm_bytes for name in topologies.TPUS}
+DEVICES = {name: chips.CHIPS[name].hbm_bytes for name in libtpu.TPUS}
 DEVICES['H200'] = chips.CHIPS['h200'].hbm_bytes
 # The share of a device's memory to fill; the rest is for what a step computes.
 _SHARE = 0.9

@@ -18,7 +18,7 @@ import numpy as np
 from experiments.command import mesh as mesh_lib
 from experiments.reporting import tables
 from experiments.tpu import hlo
-from experiments.tpu import topologies as topologies_lib
+from experiments.tpu import libtpu
 import specsample
 from specsample import files
 from specsample import settings
@@ -92,7 +92,7 @@ class Target:
 
 def target(topology: str, config: CompileTpu) -> Target:
   """Returns the mesh of a topology and the checked arguments of a batch."""
-  tpu, chip = topologies_lib.parse(topology)
+  tpu, chip = libtpu.parse(topology)
   try:
     devices = topologies.get_topology_desc(
       platform='tpu',

@@ -19,7 +19,6 @@ from experiments.training import held_out
 from experiments.training import history as history_lib
 from experiments.training import trainer as trainer_lib
 from experiments.training_data import data_folder
-from experiments.training_data import dialogues as dialogues_lib
 import specsample
 from specsample import files
 from specsample.loading import card as card_lib
@@ -190,7 +189,7 @@ def _folder(folder: data_folder.Data, held_out_every: int) -> dict[str, Any]:
   """Returns what was read from a folder, and how the folder was made."""
   train, held_out = folder.numbers(held_out_every)
   tokens = lambda numbers: sum(
-    dialogues_lib.answer_tokens(folder.shards[n]) for n in numbers
+    data_folder.num_answer_tokens(folder.shards[n]) for n in numbers
   )
   making = folder.manifest
   return {

@@ -12,10 +12,10 @@ import numpy as np
 from experiments.decoding import prompts as prompts_lib
 from experiments.decoding.prompts import Conversation
 from experiments.training_data import chat
-from experiments.training_data import dialogues as dialogues_lib
+from experiments.training_data import data_folder
 from experiments.training_data import filters
-from experiments.training_data.dialogues import Dialogue
-from experiments.training_data.dialogues import Source
+from experiments.training_data.data_folder import Dialogue
+from experiments.training_data.data_folder import Source
 
 
 def make(
@@ -36,7 +36,7 @@ def make(
     by_target: whether the target wrote the answers. Only then are temperatures
       kept, where 0 means greedy, and answers cut where they begin to loop.
     known: digests of first user turns that must not be repeated.
-    watch: called with the number of answer tokens so far and an empty string.
+    watch: as `synthesis.Watch`.
   """
   known = set(known)
   dialogues: list[Dialogue] = []
@@ -63,11 +63,11 @@ def make(
         source=Source.ENGINE if by_target else Source.TEXT,
         turn=turn,
       )
-      dialogues_lib.append(made, dialogue)
+      data_folder.append(made, dialogue)
     if made:
       known.add(turn)
     dialogues += made
-    num_tokens += dialogues_lib.answer_tokens(made)
+    num_tokens += data_folder.num_answer_tokens(made)
     watch(num_tokens, '')
   return dialogues, dict(sorted(ends.items()))
 
@@ -136,12 +136,8 @@ def _has_end(
   """Returns whether the last answer is complete rather than cut.
 
   It counts as complete if the file gives neither a reason for its end nor its
-  number of tokens, and as cut if that number does not fit the text.
-
-  Args:
-    conversation: what the file says about the answer.
-    num_tokens: the answer's tokens as encoded here, without an end.
-    max_tokens: the limit at which answers are cut.
+  number of tokens, and as cut if that number does not fit the text, which has
+  `num_tokens` as encoded here, without an end.
   """
   if conversation.finish_reason is not None:
     return conversation.finish_reason == 'stop'

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.training_data.dialogues import Dialogue
+from experiments.training_data.data_folder import Dialogue
 from specsample import sharding
 
 # This many batches are sorted by length together, by default.
@@ -84,12 +84,8 @@ def _one_per_row(rows: Sequence[Example]) -> list[Place]:
 def first_fit(sizes: Sequence[int], length: int) -> list[Place]:
   """Returns the places of dialogues in as few rows as a simple rule finds.
 
-  The longest come first, each in the first row that has room. This takes at
-  most 11/9 of the fewest possible rows, and one more (Johnson, 1973).
-
-  Args:
-    sizes: the number of tokens of each dialogue.
-    length: of a row.
+  The longest come first, each in the first row that has room for its size. This
+  takes at most 11/9 of the fewest possible rows, and one more (Johnson, 1973).
   """
   if max(sizes, default=0) > length:
     raise ValueError(

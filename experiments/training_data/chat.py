@@ -81,11 +81,7 @@ class Limits:
   min_ascii_share: float
 
   def prompt(self, messages: Messages) -> list[int]:
-    """Returns the tokens before the answer to a user's turn.
-
-    Args:
-      messages: the turn, after all earlier messages.
-    """
+    """Returns the tokens before the answer to the last message, a user's."""
     _, turn = messages[-1]
     if not turn.strip():
       raise UnfitError('turn is empty')

@@ -1,31 +1,116 @@
-"""Folders of shards, each with a manifest that says how they were made.
+"""Dialogues to train on, as token ids, and the folders that hold them.
 
-manifest.json has the format, the target, the settings, and an entry for each
-shard with the digest of its file. It is written after each shard, and only the
-shards that it lists belong to the data.
+manifest.json says how a folder was made: it has the format, the target, the
+settings, and an entry for each shard with the digest of its file. It is written
+after each shard, and only the shards that it lists belong to the data.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
+import enum
 import fcntl
 import hashlib
+import io
 import json
 import os
 import pathlib
 from typing import Any
 
 from etils import epath
+import numpy as np
 
 from experiments.command import distributed
 from experiments.command import environment
 from experiments.reporting import files as reporting_files
 from experiments.training_data import chat
-from experiments.training_data import dialogues as dialogues_lib
-from experiments.training_data.dialogues import Dialogue
 import specsample
 from specsample import files
 from specsample import settings
+
+
+class Source(enum.IntEnum):
+  """Who wrote the user's turns and the answers."""
+
+  SAMPLED = 0  # the target wrote all of it
+  OPENED = 1  # the target wrote all but the first words of the user's turn
+  PROMPT = 2  # the user's turns are from a file, the target answered them
+  ENGINE = 3  # the same, but the target ran in another engine
+  TEXT = 4  # all of it is from a file; the target did not write the answers
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dialogue:
+  """A conversation, and the answers in it that are trained on."""
+
+  tokens: np.ndarray  # [n] int32, chat template included
+  # The slices of `tokens` that hold the answers, in order. The last answer ends
+  # where `tokens` ends.
+  answers: tuple[tuple[int, int], ...]
+  # The answers' temperature: 0 if the target wrote them greedily, NaN if it is
+  # unknown or the target did not write them.
+  temperature: float
+  source: Source
+  turn: int  # `filters.digest` of the first user turn, 64 bits
+
+
+def append(dialogues: list[Dialogue], longer: Dialogue) -> None:
+  """Adds a dialogue that continues the last one in `dialogues`.
+
+  Replaces the last one if the tokens of the longer dialogue begin with all of
+  its tokens. Otherwise the template renders an old answer differently once
+  there is a later one (it may drop the thinking), and both are kept.
+  """
+  before = dialogues[-1] if dialogues else None
+  if before is not None and np.array_equal(
+    longer.tokens[: before.tokens.size], before.tokens
+  ):
+    del dialogues[-1]
+    answers = before.answers + longer.answers
+    longer = dataclasses.replace(longer, answers=answers)
+  dialogues.append(longer)
+
+
+def num_answer_tokens(dialogues: Iterable[Dialogue]) -> int:
+  """Returns the total number of tokens in the answers."""
+  return sum(end - start for x in dialogues for start, end in x.answers)
+
+
+def encode(dialogues: Sequence[Dialogue]) -> bytes:
+  """Returns the content of a shard; equal dialogues give equal bytes."""
+  spans = [span for dialogue in dialogues for span in dialogue.answers]
+  tokens = [dialogue.tokens for dialogue in dialogues]
+  content = io.BytesIO()
+  np.savez_compressed(
+    content,
+    tokens=np.concatenate([np.zeros(0, np.int32), *tokens]),
+    length=np.asarray([x.tokens.size for x in dialogues], np.int32),
+    answers=np.asarray(spans, np.int32).reshape(-1, 2),
+    num_answers=np.asarray([len(x.answers) for x in dialogues], np.int32),
+    temperature=np.asarray([x.temperature for x in dialogues], np.float32),
+    source=np.asarray([x.source for x in dialogues], np.int8),
+    turn=np.asarray([x.turn for x in dialogues], np.uint64),
+  )
+  return content.getvalue()
+
+
+def decode(content: bytes) -> list[Dialogue]:
+  """Returns the dialogues of a shard, given all that `encode` returned."""
+  with np.load(io.BytesIO(content), allow_pickle=False) as columns:
+    tokens = np.split(columns['tokens'], np.cumsum(columns['length']))
+    answers = np.split(columns['answers'], np.cumsum(columns['num_answers']))
+    facts = [columns[x].tolist() for x in ('temperature', 'source', 'turn')]
+  return [
+    Dialogue(
+      tokens=tokens[i],
+      answers=tuple((start, end) for start, end in answers[i].tolist()),
+      temperature=temperature,
+      source=Source(source),
+      turn=turn,
+    )
+    for i, (temperature, source, turn) in enumerate(zip(*facts, strict=True))
+  ]
+
 
 _FORMAT = 3
 _MANIFEST = 'manifest.json'
@@ -53,12 +138,8 @@ def opened(
   """Keeps other runs out of a folder, and yields its manifest.
 
   The manifest of a new folder lists no shards. That of an old one lists those
-  before the first file that is missing.
-
-  Args:
-    folder: its path, local or in a bucket.
-    target: writes the answers, or learns from them.
-    settings: what the shards depend on besides, as JSON.
+  before the first file that is missing. Besides the target, the shards depend
+  on the settings, which are JSON.
   """
   with _lock(folder):
     path = folder / _MANIFEST
@@ -92,18 +173,14 @@ def add(
 ) -> None:
   """Writes the next shard, then the manifest with an entry for it.
 
-  Args:
-    folder: its path.
-    manifest: receives the entry.
-    dialogues: the shard's.
-    notes: what else the entry says, as JSON.
+  `notes` is what else the entry says, as JSON.
   """
   shards = manifest['shards']
-  content = dialogues_lib.encode(dialogues)
+  content = encode(dialogues)
   path = shard_path(folder, len(shards))
   entry = {
     'dialogues': len(dialogues),
-    'answer_tokens': dialogues_lib.answer_tokens(dialogues),
+    'answer_tokens': num_answer_tokens(dialogues),
     'digest': _digest(content),
   }
   if distributed.is_first():
@@ -115,7 +192,7 @@ def add(
   _write(folder, manifest)
 
 
-def answer_tokens(manifest: Manifest) -> int:
+def listed_tokens(manifest: Manifest) -> int:
   """Returns the number of answer tokens in the shards that are listed."""
   return sum(shard['answer_tokens'] for shard in manifest['shards'])
 
@@ -123,7 +200,7 @@ def answer_tokens(manifest: Manifest) -> int:
 def _write(folder: epath.Path, manifest: Manifest) -> None:
   shards = manifest['shards']
   seconds = sum(shard['seconds'] for shard in shards)
-  tokens = answer_tokens(manifest)
+  tokens = listed_tokens(manifest)
   manifest |= {
     'answer_tokens': tokens,
     'answer_tokens_per_second': tokens / seconds if seconds else None,
@@ -149,7 +226,7 @@ def read_shards(folder: epath.Path, manifest: Manifest) -> list[list[Dialogue]]:
         f'{path} is damaged, or not the shard that {_MANIFEST} lists: delete '
         'it, then run the same make_data command to make it again'
       )
-    found.append(dialogues_lib.decode(content))
+    found.append(decode(content))
   return found
 
 
@@ -179,7 +256,7 @@ class Data:
       raise ValueError(
         f'{self.folder} has only one shard, which is held out: to get one to '
         'train on, run make_data again with more --tokens than the '
-        f'{answer_tokens(self.manifest):,} that it has or, if a file holds '
+        f'{listed_tokens(self.manifest):,} that it has or, if a file holds '
         'no more, in another folder with a smaller '
         'Synthesis.prompts_per_shard'
       )

@@ -39,19 +39,11 @@ def fit(
   target: specsample.Loaded,
   layers: tuple[int, ...] = (),
 ) -> tuple[bool, str]:
-  """Decides whether the vectors of some data should be stored on the disk.
+  """Returns whether to store the vectors of data on the disk, and why, in words.
 
   They should be if the missing ones need at most half of the free space, but
   never in a bucket. Nothing is written, and only the data's sizes are read.
-
-  Args:
-    data: the data of all folders.
-    target: the target that wrote them.
-    layers: as for `read`.
-
-  Returns:
-    Whether to store them, and a line that says why, with the bytes needed and
-    free.
+  `layers` is as for `read`.
   """
   remote = [part.folder for part in data if files.is_remote(part.folder)]
   if remote:
@@ -89,18 +81,11 @@ def read(
 ) -> tuple[list[list[Vectors]], int]:
   """Returns the vectors of each dialogue of each shard.
 
-  A shard's vectors are computed once and stored beside it, completely or not at
-  all. They are read from there as they are needed.
-
-  Args:
-    data: the data of a local folder, not one in a bucket. Several processes
-      share it, and the first one writes.
-    target: the target that wrote it.
-    layers: layers whose outputs are read too, numbered as in
-      `types.Model.apply`.
-
-  Returns:
-    The vectors, and the number of tokens for which they had to be computed.
+  Also returns the number of tokens for which they had to be computed. A shard's
+  vectors are computed once and stored beside it, completely or not at all, in a
+  local folder. Several processes share it, and the first one writes. They are
+  read from there as they are needed. The outputs of `layers`, numbered as in
+  `types.Model.apply`, are read too.
   """
   paths = [_paths(data.folder, i, layers) for i in range(len(data.shards))]
   missing = distributed.json_from_first(

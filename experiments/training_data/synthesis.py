@@ -18,10 +18,10 @@ import numpy as np
 
 from experiments.decoding import prompts as prompts_lib
 from experiments.training_data import chat
-from experiments.training_data import dialogues as dialogues_lib
+from experiments.training_data import data_folder
 from experiments.training_data import filters
-from experiments.training_data.dialogues import Dialogue
-from experiments.training_data.dialogues import Source
+from experiments.training_data.data_folder import Dialogue
+from experiments.training_data.data_folder import Source
 import specsample
 from specsample import checks
 from specsample import sampling as sampling_lib
@@ -119,14 +119,11 @@ class Synthesis(settings_lib.Settings):
       )
 
   def for_tokens(self, wanted: int) -> 'Synthesis':
-    """Returns the sampler of shards that are no larger than what is wanted.
+    """Returns the sampler of shards for so many answer tokens in total.
 
     A shard tries as many conversations as have the wanted tokens if each has
     one answer of the greatest length, so that most often a second shard
     follows, which `train` needs.
-
-    Args:
-      wanted: answer tokens in total, at least 1.
     """
     tried = min(self.user_turns, -(-wanted // self.max_answer_tokens))
     of_file = round(tried * self.prompts_per_shard / self.user_turns)
@@ -137,8 +134,7 @@ class Synthesis(settings_lib.Settings):
   def settings(self, answers: str | None = None) -> dict[str, Any]:
     """Returns what shards depend on besides the weights and files, as JSON.
 
-    Args:
-      answers: who wrote the answers in a file; None if they are sampled.
+    `answers` says who wrote those in a file; None if they are sampled.
     """
     of_limits = ('max_prompt_tokens', 'max_answer_tokens', 'max_turns')
     names = [*of_limits, 'min_ascii_share']
@@ -168,19 +164,14 @@ class Synthesis(settings_lib.Settings):
     excluded: filters.Exclusion,
     watch: Watch,
   ) -> tuple[list[Dialogue], dict[str, Any]]:
-    """Samples a shard; returns its dialogues, and notes about them.
+    """Samples the shard of a number; returns its dialogues, and notes.
 
     Both depend on the arguments alone, as far as batches of the same size are
-    rounded in the same way. The notes are `ends`, which counts how turns and
-    answers ended, and `rows`, the number of tokens that the target read or
-    wrote.
-
-    Args:
-      number: the shard's number.
-      given: the conversations whose user turns are answered first.
-      known: digests of user turns that must not be repeated.
-      excluded: texts that no user turn may overlap.
-      watch: called as tokens are written.
+    rounded in the same way: on the conversations whose user turns are answered
+    first, the digests of the user turns that are `known` and must not be
+    repeated, and the texts that are excluded. The notes are `ends`, which
+    counts how turns and answers ended, and `rows`, the number of tokens that
+    the target read or wrote.
     """
     limits = self.limits(excluded)
     key = jax.random.fold_in(jax.random.key(self.seed), number)
@@ -344,7 +335,7 @@ class Synthesis(settings_lib.Settings):
       source=talk.source,
       turn=talk.turn,
     )
-    dialogues_lib.append(talk.dialogues, dialogue)
+    data_folder.append(talk.dialogues, dialogue)
     cut = 'cut at the limit' if loop is None else 'cut at a loop'
     ends[f'kept, {"with its end" if ended else cut}'] += 1
     if loop is None and talk.waiting:

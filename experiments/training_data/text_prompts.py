@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.training_data import chat
 from experiments.training_data import filters
-from experiments.training_data.dialogues import Dialogue
+from experiments.training_data.data_folder import Dialogue
 import specsample
 from specsample import checks
 from specsample import settings

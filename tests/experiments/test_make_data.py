@@ -17,7 +17,7 @@ from experiments.training_data import features
 from experiments.training_data import filters
 from experiments.training_data import synthesis
 from experiments.training_data import text_prompts
-from experiments.training_data.dialogues import Source
+from experiments.training_data.data_folder import Source
 import specsample
 from specsample import files as files_lib
 

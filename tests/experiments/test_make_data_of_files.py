@@ -9,7 +9,7 @@ import pytest
 from experiments.training import begin as begin_lib
 from experiments.training import training as training_lib
 from experiments.training_data import data_folder
-from experiments.training_data.dialogues import Source
+from experiments.training_data.data_folder import Source
 import specsample
 from specsample.testing import trained
 from specsample.training import heads

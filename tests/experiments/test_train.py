@@ -17,7 +17,6 @@ from experiments.command import environment
 from experiments.training import training as training_lib
 from experiments.training_data import chat
 from experiments.training_data import data_folder
-from experiments.training_data import dialogues
 import specsample
 from specsample import drafters
 from specsample import files
@@ -99,7 +98,7 @@ def _write_data(folder, target, num_shards=3, seed=0):
       )
       tokens = np.concatenate([prompts, output.tokens], axis=1)
       shard = [
-        dialogues.Dialogue(row, ((8, 40),), 0.0, dialogues.Source(0), 0)
+        data_folder.Dialogue(row, ((8, 40),), 0.0, data_folder.Source(0), 0)
         for row in tokens.astype(np.int32)
       ]
       data_folder.add(folder, manifest, shard, {'seconds': 1.0})

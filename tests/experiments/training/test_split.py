@@ -9,7 +9,6 @@ import numpy as np
 from experiments.training import begin
 from experiments.training_data import batches
 from experiments.training_data import data_folder
-from experiments.training_data import dialogues
 
 _TRAINING = types.SimpleNamespace(
   held_out_every=3,
@@ -25,9 +24,9 @@ def _folder(name, num_shards, seed=0):
   def shard(number):
     rng = np.random.default_rng([seed, number])
     return [
-      dialogues.Dialogue(
+      data_folder.Dialogue(
         *(rng.integers(100, size=6, dtype=np.int32), ((2, 6),), 0.0),
-        *(dialogues.Source.SAMPLED, 0),
+        *(data_folder.Source.SAMPLED, 0),
       )
       for _ in range(2)
     ]

@@ -11,7 +11,7 @@ import tokenizers
 from experiments.decoding import prompts as prompts_lib
 from experiments.training_data import answers
 from experiments.training_data import chat
-from experiments.training_data import dialogues
+from experiments.training_data import data_folder
 from experiments.training_data import filters
 from specsample import text as text_lib
 
@@ -95,7 +95,7 @@ def test_all_answers_of_a_conversation_are_in_one_dialogue(make, tokenizer):
   assert texts == ['1 = two<|end|>', 'four<|end|>']
   assert ends == {'kept, with its end': 2}
   assert found.temperature == 0.0
-  assert found.source == dialogues.Source.ENGINE
+  assert found.source == data_folder.Source.ENGINE
   assert found.turn == filters.digest('One?')
 
 
@@ -148,15 +148,15 @@ def test_an_answer_of_as_many_tokens_as_the_limit_has_no_end(make):
   messages = (('user', 'One?'), ('assistant', 'four'))
   answer = _conversation(*messages, num_tokens=5)
   (found,), _ = make(answer, max_answer_tokens=5)
-  assert found.answer_tokens == 4
+  assert data_folder.num_answer_tokens([found]) == 4
   (found,), _ = make(answer, max_answer_tokens=6)
-  assert found.answer_tokens == 5
+  assert data_folder.num_answer_tokens([found]) == 5
 
 
 def test_texts_of_others_are_never_greedy(make):
   (found,), _ = make(_conversation(temperature=0.0), by_target=False)
   assert math.isnan(found.temperature)
-  assert found.source == dialogues.Source.TEXT
+  assert found.source == data_folder.Source.TEXT
   (found,), _ = make(_conversation())
   assert math.isnan(found.temperature)
 
@@ -213,10 +213,10 @@ def test_a_looping_answer_of_the_target_is_cut(make):
   looping = (('user', 'Go'), ('assistant', 'abcdefgh' * 8), *_MESSAGES[2:])
   settings = {'max_answer_tokens': 90, 'max_prompt_tokens': 200}
   (found,), ends = make(_conversation(*looping), **settings)
-  assert found.answer_tokens == 32
+  assert data_folder.num_answer_tokens([found]) == 32
   assert ends == {'kept, cut at a loop': 1}
   (found,), ends = make(_conversation(*looping), by_target=False, **settings)
-  assert found.answer_tokens == 65 + 5
+  assert data_folder.num_answer_tokens([found]) == 65 + 5
 
 
 def test_a_first_turn_is_taken_once(make):
@@ -245,11 +245,11 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(make):
 
 def test_a_shard_keeps_several_answers(make):
   made, _ = make(_conversation(), _conversation(('user', 'a'), _MESSAGES[1]))
-  found = dialogues.decode(dialogues.encode(made))
+  found = data_folder.decode(data_folder.encode(made))
   assert [x.answers for x in found] == [x.answers for x in made]
   assert [len(x.answers) for x in found] == [2, 1]
   for one, other in zip(found, made, strict=True):
     np.testing.assert_array_equal(one.tokens, other.tokens)
     assert (one.source, one.turn) == (other.source, other.turn)
     assert math.isnan(one.temperature)
-  assert dialogues.decode(dialogues.encode([])) == []
+  assert data_folder.decode(data_folder.encode([])) == []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.training_data import batches
-from experiments.training_data import dialogues
+from experiments.training_data import data_folder
 
 
 def _dialogue(size, *starts_and_ends):
@@ -15,7 +15,9 @@ def _dialogue(size, *starts_and_ends):
   bounds = [*starts_and_ends, size]
   answers = tuple(zip(bounds[::2], bounds[1::2], strict=True))
   tokens = np.arange(size, dtype=np.int32) + 100 * size
-  return dialogues.Dialogue(tokens, answers, 0.0, dialogues.Source.SAMPLED, 0)
+  return data_folder.Dialogue(
+    tokens, answers, 0.0, data_folder.Source.SAMPLED, 0
+  )
 
 
 _DIALOGUES = [

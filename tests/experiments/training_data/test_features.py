@@ -5,7 +5,6 @@ import ml_dtypes
 import numpy as np
 
 from experiments.training_data import data_folder
-from experiments.training_data import dialogues
 from experiments.training_data import features
 import specsample
 from specsample import testing
@@ -16,11 +15,11 @@ _TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
 
 def _data(folder, sizes):
   """Returns shards of one dialogue each, whose tokens take no memory."""
-  of = lambda size: dialogues.Dialogue(
+  of = lambda size: data_folder.Dialogue(
     tokens=np.broadcast_to(np.int32(1), (size,)),
     answers=((1, size),),
     temperature=0.0,
-    source=dialogues.Source.PROMPT,
+    source=data_folder.Source.PROMPT,
     turn=0,
   )
   shards = [[of(size)] if size else [] for size in sizes]
