@@ -137,7 +137,7 @@ def main() -> None:
 def _fill(
   manifest: data_folder.Manifest,
   make: Callable[..., tuple[list[Dialogue], dict[str, Any]]],
-  conversations: Sequence[prompts_lib.Conversation],
+  conversations: Sequence[prompts_lib.Prompt],
   count: int,
   only_given: bool,
 ) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import gzip
 import hashlib
+import itertools
 import json
 import math
 import pathlib
@@ -44,30 +45,39 @@ _SURROGATE = re.compile('[\ud800-\udfff]')
 _GZIP = b'\x1f\x8b'  # how a gzip file begins, whatever its name
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Conversation:
-  """A chat between a user and an assistant, possibly after a system message.
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """What a user says, and the answers that a file may already have.
 
-  Records of prompts have only the user's turns.
+  `evaluate` decodes the later turns too, each after the method's own answers.
+  No text is blank.
   """
 
-  messages: tuple[tuple[str, str], ...]  # (role, content), content not blank
   id: str
-  place: int  # the line, or the number in the array; from 1
-  category: str = NO_CATEGORY
+  category: str
+  text: str  # the user's first turn
+  line: int  # from 1, or the number in a JSON array
+  reference: str | None = None  # what the answer is scored against
+  next_turns: tuple[str, ...] = ()  # what the user says after the answers
+  system: str | None = None  # the system message of a chat
+  answers: tuple[str, ...] = ()  # of a conversation: to all turns, or but one
   temperature: float | None = None  # of the answers
   finish_reason: str | None = None  # of the last answer
   num_tokens: int | None = None  # of the only answer, including its end
 
   @property
-  def system(self) -> tuple[tuple[str, str], ...]:
-    """The system message, if there is one."""
-    return tuple(x for x in self.messages[:1] if x[0] == SYSTEM)
+  def turns(self) -> tuple[str, ...]:
+    """The user's turns."""
+    return self.text, *self.next_turns
 
   @property
-  def turns(self) -> list[str]:
-    """The user's turns."""
-    return [content for role, content in self.messages if role == USER]
+  def messages(self) -> tuple[tuple[str, str], ...]:
+    """The role and the content of each message."""
+    found = [] if self.system is None else [(SYSTEM, self.system)]
+    for turn, answer in itertools.zip_longest(self.turns, self.answers):
+      found.append((USER, turn))
+      found += [] if answer is None else [(ASSISTANT, answer)]
+    return tuple(found)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -75,7 +85,7 @@ class File:
   """The conversations of a file, and counts of what cannot be used."""
 
   path: str
-  conversations: Sequence[Conversation]
+  conversations: Sequence[Prompt]
   left_out: dict[str, int]
 
   @property
@@ -101,7 +111,7 @@ class File:
     }
 
 
-def digest(conversations: Sequence[Conversation]) -> str:
+def digest(conversations: Sequence[Prompt]) -> str:
   """Returns a hexadecimal digest of what the conversations contain."""
   content = [
     (x.messages, x.temperature, x.finish_reason, x.num_tokens)
@@ -112,7 +122,7 @@ def digest(conversations: Sequence[Conversation]) -> str:
 
 def read_conversations(path: str) -> File:
   """Reads a file of conversations or of prompts."""
-  found: list[Conversation] = []
+  found: list[Prompt] = []
   left_out: collections.Counter[str] = collections.Counter()
   for where, place, record in _records(path):
     try:
@@ -221,7 +231,7 @@ def _raw_messages(record: Any) -> list[Any] | None:
   return None
 
 
-def _chat(record, raw, place, left_out) -> list[Conversation]:
+def _chat(record, raw, place, left_out) -> list[Prompt]:
   """Returns [chat] up to its first unfit message, or [] if no turn is left.
 
   What is left out is counted in `left_out`.
@@ -232,10 +242,10 @@ def _chat(record, raw, place, left_out) -> list[Conversation]:
     left_out['skipped (no turn of a user)'] += 1
     return []
   # ShareGPT's long conversations were split, often right before an answer.
-  first = roles.index(USER)
-  if ASSISTANT in roles[:first]:
+  begin = roles.index(USER)
+  if ASSISTANT in roles[:begin]:
     left_out['begin with an answer, which is left out'] += 1
-    raw = raw[: roles.index(ASSISTANT)] + raw[first:]
+    raw = raw[: roles.index(ASSISTANT)] + raw[begin:]
   messages, fault = _in_turn(raw)
   if not any(role == USER for role, _ in messages):
     left_out[f'skipped ({fault})'] += 1
@@ -246,14 +256,18 @@ def _chat(record, raw, place, left_out) -> list[Conversation]:
   if fault:
     left_out[f'cut short ({fault})'] += 1
     reason = None  # it is about the last answer
+  of_role = lambda role: tuple(x for one, x in messages if one == role)
+  (first, *others), answers = of_role(USER), of_role(ASSISTANT)
   num_tokens = record.get('num_tokens')
-  num_answers = sum(role == ASSISTANT for role, _ in messages)
-  is_count = isinstance(num_tokens, int) and num_answers == 1
-  chat = Conversation(
-    messages=tuple(messages),
+  is_count = isinstance(num_tokens, int) and len(answers) == 1
+  chat = Prompt(
     id=str(record.get('id', place)),
-    place=place,
     category=category,
+    text=first,
+    line=place,
+    next_turns=tuple(others),
+    system=messages[0][1] if messages[0][0] == SYSTEM else None,
+    answers=answers,
     temperature=temperature,
     finish_reason=reason if isinstance(reason, str) else None,
     num_tokens=num_tokens if is_count else None,
@@ -308,7 +322,7 @@ def _content(message) -> Any:
   return ''.join(texts) if len(texts) == len(content) else None
 
 
-def of_prompts(record: Any, place: int) -> Conversation:
+def of_prompts(record: Any, place: int) -> Prompt:
   """Returns the conversation of a record that has only the user's turns."""
   if not isinstance(record, dict):
     raise ValueError('expected a JSON object with "prompt" or "turns"')
@@ -328,11 +342,12 @@ def of_prompts(record: Any, place: int) -> Conversation:
       )
     if is_broken(turn):
       raise ValueError(f'{name} has half of a surrogate pair')
-  return Conversation(
-    messages=tuple((USER, turn) for turn in turns),
+  return Prompt(
     id=str(record.get('question_id', record.get('id', place))),
-    place=place,
     category=_category(record),
+    text=turns[0],
+    line=place,
+    next_turns=tuple(turns[1:]),
   )
 
 
@@ -365,22 +380,6 @@ def _category(record) -> str:
   return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Prompt:
-  """One prompt and where it came from.
-
-  `evaluate` decodes the later turns too, each after the method's own answers.
-  """
-
-  id: str
-  category: str
-  text: str
-  line: int  # from 1, or the number in a JSON array
-  reference: str | None = None  # what the answer is scored against
-  next_turns: tuple[str, ...] = ()  # what the user says after the answers
-  system: str | None = None  # the system message of a chat
-
-
 def read(path: str, limit: int | None = None) -> list[Prompt]:
   """Reads the first `limit` prompts; None reads all.
 
@@ -389,25 +388,12 @@ def read(path: str, limit: int | None = None) -> list[Prompt]:
   file = read_conversations(path)
   if file.left_out:
     print(file.summary(), file=sys.stderr)
-  return [of(found) for found in file.conversations[:limit]]
+  return list(file.conversations[:limit])
 
 
 def name(path: str) -> str:
   """Returns the prompts' name in tables: the file's name without its suffix."""
   return pathlib.Path(path.removesuffix('.gz')).stem
-
-
-def of(found: Conversation) -> Prompt:
-  """Returns the user's part of a conversation."""
-  first, *others = found.turns
-  return Prompt(
-    id=found.id,
-    category=found.category,
-    text=first,
-    line=found.place,
-    next_turns=tuple(others),
-    system=found.system[0][1] if found.system else None,
-  )
 
 
 def encode(

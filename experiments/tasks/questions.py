@@ -61,9 +61,7 @@ class Questions(task.Task):
 
   def _prompt(self, record):
     try:
-      prompt = prompts_lib.of(
-        prompts_lib.of_prompts(record.values, record.line)
-      )
+      prompt = prompts_lib.of_prompts(record.values, record.line)
     except ValueError as error:
       raise self.source.error(f'line {record.line}: {error}') from error
     if not self.groups:

@@ -10,7 +10,6 @@ import math
 import numpy as np
 
 from experiments.decoding import prompts as prompts_lib
-from experiments.decoding.prompts import Conversation
 from experiments.training_data import chat
 from experiments.training_data import data_folder
 from experiments.training_data import filters
@@ -19,7 +18,7 @@ from experiments.training_data.data_folder import Source
 
 
 def make(
-  found: Iterable[Conversation],
+  found: Iterable[prompts_lib.Prompt],
   *,
   limits: chat.Limits,
   vocab_size: int,
@@ -78,7 +77,7 @@ def _answers(conversation, limits, by_target, ends):
   answered = [
     i for i, (role, _) in enumerate(messages) if role == prompts_lib.ASSISTANT
   ]
-  if not answered and len(messages) == len(conversation.turns):
+  if not answered and conversation.system is None:
     ends['dropped, no answer'] += 1
   for i in answered[: limits.max_turns]:
     try:
@@ -131,7 +130,7 @@ def _encode(
 
 
 def _has_end(
-  conversation: Conversation, num_tokens: int, max_tokens: int
+  conversation: prompts_lib.Prompt, num_tokens: int, max_tokens: int
 ) -> bool:
   """Returns whether the last answer is complete rather than cut.
 

@@ -39,7 +39,7 @@ def fit(
   target: specsample.Loaded,
   layers: tuple[int, ...] = (),
 ) -> tuple[bool, str]:
-  """Returns whether to store the vectors of data on the disk, and why, in words.
+  """Returns whether to store the vectors on the disk, and why, in words.
 
   They should be if the missing ones need at most half of the free space, but
   never in a bucket. Nothing is written, and only the data's sizes are read.

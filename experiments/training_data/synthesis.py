@@ -159,7 +159,7 @@ class Synthesis(settings_lib.Settings):
   def make(
     self,
     number: int,
-    given: Sequence[prompts_lib.Conversation],
+    given: Sequence[prompts_lib.Prompt],
     known: set[int],
     excluded: filters.Exclusion,
     watch: Watch,
@@ -232,8 +232,8 @@ class Synthesis(settings_lib.Settings):
         number=i,
         source=Source.PROMPT,
         temperature=temperatures[i],
-        messages=list(conversation.system),
-        waiting=conversation.turns[: self.max_turns],
+        messages=list(conversation.messages[: conversation.system is not None]),
+        waiting=list(conversation.turns[: self.max_turns]),
       )
       for i, conversation in enumerate(given)
     ]

@@ -1,5 +1,6 @@
 """Files of conversations: their formats, and what is left out."""
 
+import dataclasses
 import gzip
 import json
 
@@ -53,19 +54,25 @@ def test_both_formats_are_read_from_lines_and_arrays(tmp_path, name):
   ]
   file = _read(tmp_path, _SHAREGPT, record, name=name)
   first, second = file.conversations
-  assert first == prompts_lib.Conversation(
-    messages=_MESSAGES, id='a_0', place=1
+  assert first == prompts_lib.Prompt(
+    'a_0',
+    prompts_lib.NO_CATEGORY,
+    'One?',
+    1,
+    next_turns=('Three?',),
+    system='Be brief.',
+    answers=('Two.', 'Four.'),
   )
-  assert second == prompts_lib.Conversation(
-    messages=_MESSAGES,
+  assert second == dataclasses.replace(
+    first,
     id='2',
-    place=2,
+    line=2,
     category='chat',
     temperature=0,
     finish_reason='length',
   )
-  assert first.turns == ['One?', 'Three?']
-  assert first.system == _MESSAGES[:1]
+  assert first.turns == ('One?', 'Three?')
+  assert first.messages == _MESSAGES
   assert (file.num_turns, file.left_out) == (4, {})
   assert file.summary().endswith(
     '2 conversations, 4 user turns; all of them are used'
@@ -78,14 +85,14 @@ def test_all_turns_of_a_file_of_prompts_are_the_users(tmp_path):
     {'question_id': 81, 'category': 'writing', 'turns': ['one', 'two']},
     {'prompt': 'three', 'source': 'own'},
   )
-  assert [x.turns for x in file.conversations] == [['one', 'two'], ['three']]
+  assert [x.turns for x in file.conversations] == [('one', 'two'), ('three',)]
   assert [x.category for x in file.conversations] == ['writing', 'own']
   assert [x.id for x in file.conversations] == ['81', '2']
   plain = tmp_path / 'plain.txt'
   plain.write_text('[one]\n\ntwo\n')
   file = prompts_lib.read_conversations(str(plain))
-  assert [x.turns for x in file.conversations] == [['[one]'], ['two']]
-  assert [x.place for x in file.conversations] == [1, 3]
+  assert [x.turns for x in file.conversations] == [('[one]',), ('two',)]
+  assert [x.line for x in file.conversations] == [1, 3]
 
 
 _USER, _GPT = ('user', 'One?'), ('assistant', 'Two.')

@@ -74,9 +74,19 @@ def make(tokenizer):
 
 
 def _conversation(*messages, **more):
-  return prompts_lib.Conversation(
-    messages=messages or _MESSAGES, id='x', place=1, **more
+  of_role = lambda role: tuple(
+    text for one, text in messages or _MESSAGES if one == role
   )
+  first, *others = of_role('user')
+  found = prompts_lib.Prompt(
+    *('x', prompts_lib.NO_CATEGORY, first, 1),
+    next_turns=tuple(others),
+    system=next(iter(of_role('system')), None),
+    answers=of_role('assistant'),
+    **more,
+  )
+  assert found.messages == tuple(messages or _MESSAGES)
+  return found
 
 
 def _texts(tokenizer, dialogue):
