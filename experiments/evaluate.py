@@ -41,7 +41,6 @@ from experiments.evaluation import papers
 from experiments.evaluation import profiling
 from experiments.evaluation import refilled
 from experiments.evaluation import results
-from experiments.evaluation import scoring
 from experiments.evaluation import suite
 from experiments.evaluation import table as table_lib
 from experiments.reporting import result_file
@@ -135,7 +134,7 @@ def _run(part, learning):
     )
     run([*before, *decoding.units(part, turns[-1], learning), *after])
   work = [
-    *scoring.units(part),
+    *decoding.scoring(part),
     *(method.saving() for method in learning.values()),
     *audits.units(part, turns),
   ]

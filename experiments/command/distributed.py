@@ -141,26 +141,17 @@ def is_first() -> bool:
   return not is_on() or sys.modules['jax'].process_index() == 0
 
 
-def from_first(values: np.ndarray) -> np.ndarray:
-  """Returns process 0's integers on all; all processes pass equally many."""
-  if not is_on():
-    return values
-  from jax.experimental import multihost_utils  # noqa: PLC0415
-
-  found = multihost_utils.broadcast_one_to_all(values.astype(np.int32))
-  return np.asarray(found).astype(values.dtype)
-
-
-def json_from_first(value: Any) -> Any:
+def from_first(value: Any) -> Any:
   """Returns process 0's value, which is JSON, on all."""
   if not is_on():
     return value
-  encoded = json.dumps(value).encode()
-  (size,) = from_first(np.asarray([len(encoded)]))
-  found = np.zeros(size, np.uint8)
-  if is_first():
-    found[:] = np.frombuffer(encoded, np.uint8)
-  return json.loads(from_first(found).tobytes())
+  from jax.experimental import multihost_utils  # noqa: PLC0415
+
+  encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
+  send = multihost_utils.broadcast_one_to_all
+  size = int(send(np.int32(encoded.size)))
+  found = send(np.resize(encoded, size).astype(np.int32))
+  return json.loads(np.asarray(found).astype(np.uint8).tobytes())
 
 
 def check_same(texts: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ kept before the next one begins: as a line of a local file, or an object in a
 bucket.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent import futures
 import errno
 import fcntl
@@ -57,7 +57,7 @@ def _difference(name, before, now) -> str:
   return f'{name} ({"; ".join(differ)})'
 
 
-class Journal:
+class Journal(Mapping[tuple, dict[str, Any]]):
   """The finished units of a run, each with its own key.
 
   Several processes add the same units, and only process 0 stores them.
@@ -84,18 +84,11 @@ class Journal:
       records = _resumed(self._store, header)
     self._entries: dict[tuple, dict[str, Any]] = {
       tuple(record['key']): record['value']
-      for record in distributed.json_from_first(records)
+      for record in distributed.from_first(records)
     }
-
-  def __contains__(self, key: tuple) -> bool:
-    return key in self._entries
 
   def __getitem__(self, key: tuple) -> dict[str, Any]:
     return self._entries[key]
-
-  def get(self, key: tuple) -> dict[str, Any] | None:
-    """Returns the unit of a key; None if it is not finished."""
-    return self._entries.get(key)
 
   def of(self, *prefix: str | int) -> list[dict[str, Any]]:
     """Returns the units whose keys begin with `prefix`, sorted by the rest."""

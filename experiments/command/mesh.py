@@ -21,8 +21,7 @@ class Mesh:
 
   In a single process with all sizes 1 there is no mesh, and the first device
   computes. The fields are the arguments of `sharding.make_mesh`, and the rules
-  that say over which mesh axes each kind of array axis is divided (None:
-  `sharding.DEFAULT_RULES`).
+  that say over which mesh axes each kind of array axis is divided.
   """
 
   data: int = 1
@@ -30,12 +29,11 @@ class Mesh:
   num_slices: int = 1
   explicit: bool = True
   sequence: int = 1
-  rules: sharding.Rules | None = None
+  rules: sharding.Rules = sharding.DEFAULT_RULES
 
   def __post_init__(self):
     """Refuses rules over axes that no mesh has."""
-    if self.rules is not None:
-      check_rules('Mesh.rules', self.rules)
+    check_rules('Mesh.rules', self.rules)
 
   def set(self) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which JAX and `sharding` use the mesh."""
@@ -49,12 +47,7 @@ class Mesh:
       num_slices=self.num_slices,
       explicit=self.explicit,
     )
-    return entered(mesh, self.own_rules)
-
-  @property
-  def own_rules(self) -> sharding.Rules:
-    """The rules that hold within the mesh."""
-    return sharding.DEFAULT_RULES if self.rules is None else self.rules
+    return entered(mesh, self.rules)
 
 
 @contextlib.contextmanager

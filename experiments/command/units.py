@@ -6,7 +6,6 @@ import pathlib
 from typing import Any
 
 import jax
-import numpy as np
 
 from experiments.command import distributed
 from experiments.command import journal as journal_lib
@@ -61,7 +60,7 @@ def run(
   dropped, and a unit's program is warmed up again.
   """
   lacks = distributed.from_first(
-    np.asarray([unit.is_lost or unit.key not in journal for unit in work])
+    [unit.is_lost or unit.key not in journal for unit in work]
   )
   missing = [unit for unit, lack in zip(work, lacks, strict=True) if lack]
   # The first unit of each program warms it up.
@@ -83,7 +82,7 @@ def run(
 
 def _warm_up(unit, warm, is_full):
   """Compiles the unit's program unless it is warm; if full, first drops all."""
-  if distributed.from_first(np.asarray([is_full()]))[0]:
+  if distributed.from_first(is_full()):
     jax.clear_caches()
     warm.clear()
   if unit.program and unit.program not in warm:

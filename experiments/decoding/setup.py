@@ -36,10 +36,19 @@ class Setup:
   @property
   def params(self) -> Params:
     """The tree of parameters that the library's functions take."""
-    params = methods_lib.all_params(self.target, self.method)
-    if self.policies is None:
-      return params
-    return params | {'policies': self.policies}
+    params: dict[str, Params] = {'target': self.target.params}
+    if self.method.params is not None:
+      params['drafter'] = self.method.params
+    if isinstance(self.method.verify, specsample.verify.Certified):
+      params['shadow'] = self.target.shadow
+    if self.policies is not None:
+      params['policies'] = self.policies
+    return params
+
+  @property
+  def log_probs(self) -> bool:
+    """Whether the method's rule allows `log_probs`."""
+    return not isinstance(self.method.verify, specsample.verify.Certified)
 
   @property
   def decoder(self) -> specsample.Decoder:
@@ -89,7 +98,7 @@ class Setup:
       sampling=self.sampling,
       max_new_tokens=self.max_new_tokens if limits is None else limits,
       max_length=self.max_length,
-      log_probs=methods_lib.has_log_probs(self.method),
+      log_probs=self.log_probs,
     )
 
   def advance(
@@ -128,7 +137,7 @@ class Setup:
       sampling=self.sampling,
       max_new_tokens=self.max_new_tokens,
       max_length=self.max_length,
-      log_probs=methods_lib.has_log_probs(self.method),
+      log_probs=self.log_probs,
     )
 
 

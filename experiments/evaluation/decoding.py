@@ -16,6 +16,7 @@ import numpy as np
 
 from experiments.command import clock
 from experiments.command import config
+from experiments.command import distributed
 from experiments.command import environment
 from experiments.command import journal as journal_lib
 from experiments.command import units as units_lib
@@ -28,6 +29,7 @@ from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
 from experiments.timing import roofline
 import specsample
+from specsample import text as text_lib
 from specsample.models import fingerprint
 from specsample.types import DecodeState
 
@@ -191,14 +193,14 @@ def _generations(run, carried, described):
   known = carried.known if carried else None
   (output, after), seconds = clock.seconds(run, known)
   output = jax.tree.map(np.asarray, output)
-  lengths = output.lengths.tolist()
+  lengths, log_probs = output.lengths.tolist(), output.log_probs
   shares = clock.by_tokens(seconds, lengths)
   generations = []
   for i, (fields, length) in enumerate(zip(described, lengths, strict=True)):
     generation = rows_lib.Generation(
       **fields,
       tokens=output.tokens[i, :length].tolist(),
-      log_probs=rows_lib.listed(output.log_probs, i, length),
+      log_probs=[] if log_probs is None else log_probs[i, :length].tolist(),
       seconds=shares[i],
       stats=specsample.stats.summarize(
         jax.tree.map(lambda x, i=i: x[i : i + 1], output)
@@ -209,3 +211,37 @@ def _generations(run, carried, described):
     generations.append(generation.to_json())
   kept = carried.learn(after) if carried else {}
   return {'generations': generations, **kept}
+
+
+def scoring(part: evaluation_lib.Part) -> Iterator[units_lib.Unit]:
+  """Yields a unit of work for each method, to be run when all is decoded."""
+  for name in part.evaluation.methods if part.evaluation.task else ():
+    score = functools.partial(_score, part, name)
+    yield units_lib.Unit(
+      f'scores, {name}', score_key(part.evaluation, name), score
+    )
+
+
+def score_key(evaluation: evaluation_lib.Evaluation, name: str) -> tuple:
+  """Returns the journal's key of a method's scores for this many samples."""
+  return 'scores', name, evaluation.samples
+
+
+def _score(part, name) -> dict[str, Any] | None:
+  evaluation = part.evaluation
+  # Without scores, something is missing here that a later run may have.
+  if not distributed.is_first() or evaluation.task.unscored():
+    return None
+  tokenizer = evaluation.target.tokenizer
+  # An answer in a chat begins a text; any other answer continues its prompt.
+  decode = tokenizer.decode
+  if not evaluation.task.chat:
+    decode = functools.partial(text_lib.continuation, tokenizer)
+  answers: list[list[str]] = [[] for _ in part.prompts]
+  for batch in conversations.batches(part.journal, name).values():
+    for run in batch['generations']:
+      if not run['turn'] and run['sample'] < evaluation.samples:
+        answers[run['prompt']].append(decode(run['tokens']))
+  scores = evaluation.task.score(part.prompts, answers)
+  found = [dataclasses.asdict(score) for score in scores]
+  return {'scores': found} if found else None

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments import methods as methods_lib
 from experiments.command import clock
 from experiments.command import units as units_lib
 from experiments.evaluation import evaluation as evaluation_lib
@@ -130,7 +129,7 @@ def _generate_all(
     stop=setup.stop,
     max_length=int(np.max(room + np.asarray(list(map(len, tokens))))),
     batch_size=_num_rows(evaluation, tokens),
-    log_probs=methods_lib.has_log_probs(method),
+    log_probs=setup.log_probs,
     model=setup.target.model,
     drafter=method.drafter,
     verify=method.verify,

@@ -14,7 +14,6 @@ from experiments.evaluation import evaluation as evaluation_lib
 from experiments.evaluation import learning
 from experiments.evaluation import refilled
 from experiments.evaluation import round_parts
-from experiments.evaluation import scoring
 from experiments.reporting import ratios
 from experiments.reporting import rows as rows_lib
 from experiments.tasks import source as source_lib
@@ -97,7 +96,7 @@ class Table:
       scores={
         name: {score['name']: score for score in journal[key]['scores']}
         for name in evaluation.methods
-        if (key := scoring.key(evaluation, name)) in journal
+        if (key := decoding.score_key(evaluation, name)) in journal
       },
       part=part.name,
       divergences=journal.of(audits.KIND),

@@ -58,12 +58,9 @@ def remake(
   num_draft_tokens: int | None = None,
   batch_size: int | None = None,
 ) -> Method:
-  """Returns the method with another K or for another batch size.
+  """Returns the method with another K or for batches of another size.
 
-  Args:
-    method: the method; it is returned itself if that makes no difference.
-    num_draft_tokens: K, at least 1; None keeps it.
-    batch_size: the rows that are decoded together; None keeps it.
+  It is the same object if that makes no difference. None keeps a number.
   """
   drafter: Any = method.drafter  # a dataclass, which the protocol leaves open
   length = num_draft_tokens or drafter.num_draft_tokens
@@ -173,11 +170,8 @@ def tree(
 ) -> Method:
   """Returns a method that drafts trees, extending several drafts at once.
 
-  Args:
-    method: its drafter is loaded to be as deep as the tree.
-    topology: the shape of the tree.
-    kind: how siblings are chosen, a `types.DraftKind`; see `drafters.Tree`.
-    verify: a rule for trees that accepts that kind.
+  The drafter is loaded to be as deep as the tree. `kind`, a `types.DraftKind`
+  that the rule accepts, says how siblings are chosen; see `drafters.Tree`.
   """
   checks.verifier(verify)
   taken = sorted(known.value for known in verify.draft_kinds)
@@ -195,12 +189,9 @@ def tree(
 
 @gin.configurable
 def best_tree(name: str, target: specsample.Loaded, num_nodes: int) -> Method:
-  """Returns the method of a trained drafter's best tree, by its card.
+  """Returns a trained drafter's best tree of N nodes, by its card.
 
-  Args:
-    name: the drafter, as for `specsample.load_drafter`.
-    target: its target.
-    num_nodes: N, as in `tree.best`.
+  The name is as for `specsample.load_drafter`.
   """
   load = functools.partial(specsample.load_drafter, name, target)
   loaded = load()
@@ -223,10 +214,6 @@ def candidates(method: Method, num_candidates: int) -> Method:
   The target picks among them, and the candidates for the next position follow
   the best one. With K = 1 they are all there is to a draft. As in
   `drafters.Tree`, the drafter's probabilities only choose the candidates.
-
-  Args:
-    method: its drafter says for how many positions, K.
-    num_candidates: how many tokens per position.
   """
   checks.count('num_candidates', num_candidates)
   depth = method.drafter.num_draft_tokens
@@ -253,11 +240,8 @@ def dynamic_tree(
 ) -> Method:
   """Returns a method that drafts its drafter's most likely tree (EAGLE-2).
 
-  Args:
-    method: its drafter is loaded to be as deep as the tree.
-    num_draft_tokens: N, as in `drafters.DynamicTree`.
-    width: as in `drafters.DynamicTree`.
-    depth: the depth of the tree; None for the K of the method.
+  The drafter is loaded to be as deep as the tree, whose depth is by default the
+  K of the method. The numbers are those of `drafters.DynamicTree`.
   """
   method = _branching(method, depth or method.drafter.num_draft_tokens)
   drafter = specsample.drafters.DynamicTree(
@@ -272,10 +256,8 @@ def lattice_tree(
 ) -> Method:
   """Returns a method that drafts the likeliest tree of a lattice (DDTree).
 
-  Args:
-    method: its drafter has a lattice, as DFlash and DSpark have.
-    num_draft_tokens: N, as in `drafters.LatticeTree`.
-    candidates: as in `drafters.LatticeTree`.
+  The drafter has one, as DFlash and DSpark have. The numbers are those of
+  `drafters.LatticeTree`.
   """
   drafter = specsample.drafters.LatticeTree(
     drafter=method.drafter,
@@ -324,21 +306,6 @@ def model(loaded: specsample.Loaded, has_int8_cache: bool = False) -> Model:
 def params(loaded: specsample.Loaded) -> Params:
   """Returns the parameters of `specsample.load`, for a draft model's method."""
   return loaded.params
-
-
-def all_params(target: specsample.Loaded, method: Method) -> Params:
-  """Returns the parameters for `specsample.generate`."""
-  params: dict[str, Params] = {'target': target.params}
-  if method.params is not None:
-    params['drafter'] = method.params
-  if isinstance(method.verify, specsample.verify.Certified):
-    params['shadow'] = target.shadow
-  return params
-
-
-def has_log_probs(method: Method) -> bool:
-  """Returns whether the method's rule allows `log_probs`."""
-  return not isinstance(method.verify, specsample.verify.Certified)
 
 
 def file_name(component: Drafter | Verifier) -> str:

@@ -64,10 +64,8 @@ def budgeted(
 ) -> methods.Method:
   """Returns a method whose trees are as wide as they pay on this machine.
 
-  Args:
-    method: its drafter drafts trees of point masses.
-    target: the model that scores them; whole rounds with it are timed.
-    batch_size: the rows of these rounds.
+  Its drafter drafts trees of point masses. Whole rounds with the target, of
+  `batch_size` rows, are timed.
   """
   budget = choosing.budget(
     target, method.drafter, method.params, batch_size=batch_size

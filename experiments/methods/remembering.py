@@ -28,14 +28,11 @@ def suffix(
   target: specsample.Loaded | None = None,
   batch_size: int = 1,
 ) -> methods.Method:
-  """Returns the method of a `Suffix` that searches stores.
+  """Returns the method of a `Suffix` that searches stores, given by name.
 
-  Args:
-    drafter: its K is the most that is ever drafted.
-    stores: the stores by name.
-    target: if given, the cost of its passes on this machine decides when to
-      draft, instead of the drafter's `min_kept`.
-    batch_size: the rows of these passes.
+  With a target, the cost of its passes over `batch_size` rows on this machine
+  decides when to draft, instead of the drafter's `min_kept`. The drafter's K is
+  the most that is ever drafted.
   """
   params = dict(stores or {})
   if target is None:

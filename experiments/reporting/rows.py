@@ -60,11 +60,6 @@ class Generation:
     return cls(**record | {'stats': stats.Stats(**counts)})
 
 
-def listed(x: Any, row: int, length: int) -> list:
-  """Returns the first values of a row of x [B, M]; none if x is None."""
-  return [] if x is None else x[row, :length].tolist()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
   """One row of result.json: a method over the prompts of a category.

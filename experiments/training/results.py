@@ -10,7 +10,6 @@ from typing import Any
 
 from etils import epath
 import gin
-import numpy as np
 
 from experiments.command import distributed
 from experiments.command import environment
@@ -103,7 +102,7 @@ def _is_written(folder: epath.Path, content: Mapping[str, Any]) -> bool:
     found = files.read_json(path).get('training', {})
   names = ('steps', 'decay_start', 'last_step')
   is_same = all(found.get(x) == content['training'][x] for x in names)
-  return bool(distributed.from_first(np.asarray([is_same]))[0])
+  return distributed.from_first(is_same)
 
 
 def _remove(folder: epath.Path) -> None:

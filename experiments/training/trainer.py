@@ -196,8 +196,7 @@ class Trainer:
   def _is_old(self, saved_at: float) -> bool:
     """Returns whether the last checkpoint is, by the clock of process 0."""
     age = time.monotonic() - saved_at
-    is_old = np.asarray([age >= self.training.checkpoint_seconds])
-    return bool(distributed.from_first(is_old)[0])
+    return distributed.from_first(age >= self.training.checkpoint_seconds)
 
   def _description(self) -> str:
     parts = []

@@ -162,7 +162,7 @@ def opened(
     shards = manifest['shards']
     exist = [shard_path(folder, i).exists() for i in range(len(shards))]
     whole = exist.index(False) if False in exist else len(exist)
-    yield distributed.json_from_first(manifest | {'shards': shards[:whole]})
+    yield distributed.from_first(manifest | {'shards': shards[:whole]})
 
 
 def add(

@@ -65,7 +65,7 @@ def fit(
     raise ValueError(
       f'the free space of the data folders is not known: {error}'
     ) from error
-  (fits,) = distributed.from_first(np.asarray([needed <= free / 2])).tolist()
+  fits = distributed.from_first(needed <= free / 2)
   done = 'kept next to the data' if fits else 'computed in each step'
   return fits, (
     f'the vectors of the target will be {done}: they need '
@@ -88,7 +88,7 @@ def read(
   `types.Model.apply`, are read too.
   """
   paths = [_paths(data.folder, i, layers) for i in range(len(data.shards))]
-  missing = distributed.json_from_first(
+  missing = distributed.from_first(
     [
       (number, [name for name, path in names.items() if not path.exists()])
       for number, names in enumerate(paths)
@@ -109,7 +109,7 @@ def read(
           _write(paths[number][name], vectors)
       done += sizes[number]
   # All wait until the first process has written them.
-  distributed.from_first(np.zeros(1, bool))
+  distributed.from_first(None)
   widths = _widths(target.model, layers)
   return [
     _read(names, shard, widths) if shard else []

@@ -140,8 +140,8 @@ def test_one_device_is_no_mesh():
 
 
 def test_no_rules_are_not_the_default_ones():
-  assert mesh.Mesh(model=2, rules=()).own_rules == ()
-  assert mesh.Mesh(model=2).own_rules == sharding.DEFAULT_RULES
+  assert mesh.Mesh(model=2, rules=()).rules == ()
+  assert mesh.Mesh(model=2).rules == sharding.DEFAULT_RULES
 
 
 def test_rules_hold_within_the_mesh_only():

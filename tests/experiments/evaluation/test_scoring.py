@@ -12,7 +12,6 @@ from experiments.command import units
 from experiments.decoding import prompts as prompts_lib
 from experiments.evaluation import decoding
 from experiments.evaluation import evaluation as evaluation_lib
-from experiments.evaluation import scoring
 from experiments.reporting import rows
 from experiments.tasks import task as task_lib
 import specsample
@@ -84,7 +83,7 @@ def _score(evaluation, journal):
     evaluation=evaluation, tokens=[[1]], prompts=[_PROMPT], journal=journal
   )
   units.run(
-    list(scoring.units(part)),
+    list(decoding.scoring(part)),
     journal,
     lambda total: contextlib.nullcontext(labels.append),
   )
@@ -96,7 +95,7 @@ def test_what_could_not_be_scored_is_when_the_run_goes_on(journal):
   unscored = _evaluation(missing='a package is missing')
   assert _score(unscored, journal) == [f'scores, {name}' for name in _METHODS]
   assert _score(broken, journal) == [f'scores, {name}' for name in _METHODS]
-  keys = {name: scoring.key(broken, name) for name in _METHODS}
+  keys = {name: decoding.score_key(broken, name) for name in _METHODS}
   assert {name: key in journal for name, key in keys.items()} == {
     'autoregressive': True,
     'ngram': False,

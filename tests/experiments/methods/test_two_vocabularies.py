@@ -48,7 +48,7 @@ def test_the_method_drafts_for_its_target():
     'the target'
   )
   testing.assert_greedy_equal(
-    methods.all_params(target, method),
+    {'target': target.params, 'drafter': method.params},
     np.asarray([[0, 2, 3], [1, 0, 0]]),
     np.asarray([3, 1]),
     model=target.model,
