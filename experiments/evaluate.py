@@ -44,7 +44,6 @@ from experiments.evaluation import results
 from experiments.evaluation import suite
 from experiments.evaluation import table as table_lib
 from experiments.reporting import result_file
-from specsample import files
 
 frame.define_flags('configs/runs/quickstart.gin', on_hosts=True)
 _OUT = frame.out()
@@ -99,7 +98,8 @@ def main() -> None:
       result_file.check_settings(
         out / result_file.EVALUATION, [part.name for part in parts]
       )
-    profiles = [_profile(part) for part in parts]
+    root = _PROFILE_DIR.value
+    profiles = [profiling.check(root, part) for part in parts] if root else []
     headers = list(map(decoding.header, parts))
     for header in headers:
       distributed.check_same(
@@ -116,9 +116,8 @@ def main() -> None:
   if distributed.is_first():
     _report(out, parts, paper)
   # Profiles come last: if one fails, the result files are already written.
-  for part, profile in zip(parts, profiles, strict=True):
-    if profile is not None:
-      profiling.write(profile, part.evaluation, part.tokens, progress.bar)
+  for part, profile in zip(parts, profiles, strict=False):
+    profiling.write(profile, part)
 
 
 def _run(part, learning):
@@ -169,14 +168,6 @@ def _report(out, parts, paper):
       table.generations,
     )
   results.show(out, tables, paper)
-
-
-def _profile(part):
-  """Returns the folder of the part's profile, None if none is asked for."""
-  if not _PROFILE_DIR.value:
-    return None
-  folder = suite.folder(files.at(_PROFILE_DIR.value), part.name)
-  return profiling.check(str(folder), part.evaluation)
 
 
 if __name__ == '__main__':

@@ -32,6 +32,16 @@ def digest(value: Any) -> str:
   return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
+def lock(file: Any, path: pathlib.PurePath) -> None:
+  """Keeps other runs out of an open file or folder, until it is closed."""
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError as error:
+    raise ValueError(
+      f'{path} is in use by another run: wait for it, or give another --out'
+    ) from error
+
+
 def _differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
   """Returns what two headers have different values of.
 
@@ -153,12 +163,7 @@ class _Lines:
       raise ValueError(
         f'{path}: {error.strerror}: give an --out that can be written'
       ) from error
-    try:
-      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-      raise ValueError(
-        f'{path} is in use by another run: wait for it, or give another --out'
-      ) from error
+    lock(self._file, path)
 
   def __str__(self) -> str:
     return str(self._path)

@@ -3,26 +3,27 @@
 docs/profile.md says how to look at them.
 """
 
-from collections.abc import Sequence
 import pathlib
 import urllib.parse
 
 import jax
 
 from experiments.command import cli
-from experiments.command import progress as progress_lib
+from experiments.command import progress
 from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import suite
 from specsample import files
 
 
-def check(folder: str, evaluation: evaluation_lib.Evaluation) -> pathlib.Path:
-  """Creates the folder of --profile_dir, and returns it."""
+def check(root: str, part: evaluation_lib.Part) -> pathlib.Path:
+  """Creates the part's folder in --profile_dir, and returns it."""
+  path = suite.folder(files.at(root), part.name)
+  folder, evaluation = str(path), part.evaluation
   if evaluation.learners:
     raise ValueError(
       f'--profile_dir={folder}: methods that learn, as '
       f'{", ".join(evaluation.learners)}, cannot be profiled: leave them out'
     )
-  path = files.at(folder)
   if files.is_remote(path):
     raise ValueError(
       f'--profile_dir={folder} is in a bucket: give a local folder, and copy '
@@ -32,22 +33,18 @@ def check(folder: str, evaluation: evaluation_lib.Evaluation) -> pathlib.Path:
   return pathlib.Path(folder)
 
 
-def write(
-  folder: pathlib.Path,
-  evaluation: evaluation_lib.Evaluation,
-  tokens: Sequence[list[int]],
-  progress: progress_lib.Bar,
-) -> None:
+def write(folder: pathlib.Path, part: evaluation_lib.Part) -> None:
   """Decodes a typical batch with each method, and traces it in FOLDER/method.
 
   The batch is decoded once before that, so that nothing is compiled in the
   trace.
   """
-  prompts = evaluation.typical(tokens)
+  evaluation = part.evaluation
+  prompts = evaluation.typical(part.tokens)
   options = jax.profiler.ProfileOptions()
   # One line per call of a Python function would hide the others.
   options.python_tracer_level = 0
-  with progress(len(evaluation.methods)) as step:
+  with progress.bar(len(evaluation.methods)) as step:
     for name, method in evaluation.methods.items():
       step(f'profile, {name}')
       generate = lambda method=method: jax.block_until_ready(

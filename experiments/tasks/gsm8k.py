@@ -60,7 +60,6 @@ _MARKED = re.compile(
 class GSM8K(task.Problems):
   """GSM8K, scored by the share of answers that give the reference's number."""
 
-  name: ClassVar[str] = 'GSM8K'
   plain: ClassVar[str] = 'Question: {}\nAnswer:'
   request: ClassVar[str] = (
     'Solve this problem step by step. End with "The answer is" and the number.'
@@ -71,7 +70,7 @@ class GSM8K(task.Problems):
   def source(self) -> source_lib.Source:
     """The data set."""
     return source_lib.Source(
-      task=self.name,
+      task='GSM8K',
       configurable='GSM8K',
       fields=('question', 'answer'),
       origin='it is test.jsonl of github.com/openai/grade-school-math',

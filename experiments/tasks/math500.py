@@ -51,7 +51,6 @@ class MATH500(task.Problems):
   Two answers are the same if `normalize` makes them the same.
   """
 
-  name: ClassVar[str] = 'MATH-500'
   plain: ClassVar[str] = 'Problem: {}\nSolution:'
   request: ClassVar[str] = (
     r'Solve this problem step by step. End with the answer in \boxed{}.'
@@ -63,7 +62,7 @@ class MATH500(task.Problems):
     """The data set."""
     repository = 'HuggingFaceH4/MATH-500'
     return source_lib.Source(
-      task=self.name,
+      task='MATH-500',
       configurable='MATH500',
       fields=('problem', 'answer'),
       origin=f'it is test.jsonl of huggingface.co/datasets/{repository}',

@@ -36,7 +36,6 @@ _PLACEHOLDER = 'FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE'
 class Questions(task.Task):
   """Questions without a score: all that were published, or some of them."""
 
-  name: str
   source: source_lib.Source
   # The categories and the groups that tables show; empty if any may occur.
   groups: Mapping[str, str]
@@ -78,7 +77,6 @@ class Questions(task.Task):
 def mt_bench(*, path: str | None = None, chat: bool = True) -> Questions:
   """Returns MT-Bench from a file of its questions, in its eight categories."""
   return Questions(
-    name='MT-Bench',
     source=_file(
       'MT-Bench',
       'mt_bench',
@@ -97,7 +95,6 @@ def mt_bench(*, path: str | None = None, chat: bool = True) -> Questions:
 def spec_bench(*, path: str | None = None, chat: bool = True) -> Questions:
   """Returns Spec-Bench from a file of its questions, in its six groups."""
   return Questions(
-    name='Spec-Bench',
     source=_file(
       'Spec-Bench',
       'spec_bench',
@@ -149,11 +146,9 @@ def speed_bench(
     raise ValueError(
       f'speed_bench.subset is {subset!r}: choose one of {", ".join(_SUBSETS)}'
     )
-  name = f'SPEED-Bench {subset}'
   return Questions(
-    name=name,
     source=source_lib.Source(
-      task=name,
+      task=f'SPEED-Bench {subset}',
       configurable='speed_bench',
       fields=(),
       origin='download nvidia/SPEED-Bench from the hub' + _FORM,

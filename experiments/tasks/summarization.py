@@ -36,7 +36,6 @@ class Summaries(task.Task):
 
   score_names: ClassVar[tuple[str, ...]] = (_ROUGE,)
 
-  name: str
   source: source_lib.Source
   request: str  # the instruction in a chat prompt
   one_shot: source_lib.Source | None = None  # the example is its first record
@@ -107,9 +106,7 @@ def articles(*, path: str = _OURS, chat: bool = False) -> Summaries:
   The first article of the file is the example, and not a prompt.
   """
   own = _articles(path)
-  return Summaries(
-    name='Articles', source=own, request=_ONE_SHOT, one_shot=own, chat=chat
-  )
+  return Summaries(source=own, request=_ONE_SHOT, one_shot=own, chat=chat)
 
 
 @gin.configurable
@@ -138,7 +135,6 @@ def xsum(
       f'xsum.split is {split!r}: choose one of {", ".join(_SPLITS)}'
     )
   return Summaries(
-    name='XSum',
     source=source_lib.Source(
       task='XSum',
       configurable='xsum',
@@ -165,7 +161,6 @@ def cnn_dailymail(
 ) -> Summaries:
   """Returns CNN/DailyMail's test split, zero-shot; arguments as for `xsum`."""
   return Summaries(
-    name='CNN/DM',
     source=source_lib.Source(
       task='CNN/DM',
       configurable='cnn_dailymail',

@@ -30,11 +30,7 @@ class Task:
   # The names that `score` may return, whether or not it does here.
   score_names: ClassVar[tuple[str, ...]] = ()
 
-  if TYPE_CHECKING:  # a field, a property or the same for all objects
-
-    @property
-    def name(self) -> str:
-      """The name that tables show."""
+  if TYPE_CHECKING:  # a field or a property
 
     @property
     def chat(self) -> bool:
@@ -43,6 +39,11 @@ class Task:
     @property
     def source(self) -> source_lib.Source:
       """The data that `prompts` reads."""
+
+  @property
+  def name(self) -> str:
+    """The name that tables show."""
+    return self.source.task
 
   def prompts(self) -> list[prompts_lib.Prompt]:
     """Returns all prompts."""

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
 import enum
-import fcntl
 import hashlib
 import io
 import json
@@ -22,6 +21,7 @@ import numpy as np
 
 from experiments.command import distributed
 from experiments.command import environment
+from experiments.command import journal
 from experiments.reporting import files as reporting_files
 from experiments.training_data import chat
 import specsample
@@ -341,14 +341,9 @@ def _lock(folder: epath.Path) -> Iterator[None]:
   if files.is_remote(folder) or not distributed.is_first():
     yield
     return
-  lock = os.open(folder, os.O_RDONLY)
+  opened = os.open(folder, os.O_RDONLY)
   try:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-      raise ValueError(
-        f'{folder} is in use by another run: wait for it, or give another --out'
-      ) from error
+    journal.lock(opened, folder)
     yield
   finally:
-    os.close(lock)
+    os.close(opened)

@@ -212,7 +212,7 @@ def _refused(evaluation, message, **settings):
 
 def test_what_cannot_learn_is_refused(evaluation):
   with pytest.raises(ValueError, match='learning, cannot be profiled'):
-    profiling.check('profile', evaluation)
+    profiling.check('profile', _part(evaluation, None))
   model, fixed = evaluation.target.model, evaluation.methods['fixed']
   ngram = drafters.Ngram(num_draft_tokens=2)
   chain = drafters.Chain(model=model, num_draft_tokens=2)
