@@ -86,7 +86,14 @@ def main() -> None:
         )
       forced = _ANSWERS.value is not None
       file = _read(_ANSWERS if forced else _PROMPTS)
-      excluded = _excluded()
+      if file:
+        cli.say(file.summary())
+      test_set = _read(_EXCLUDE)
+      excluded = (
+        [turn for x in test_set.conversations for turn in x.turns]
+        if test_set
+        else []
+      )
       conversations = file.conversations if file else []
       distributed.check_same(
         {
@@ -245,30 +252,14 @@ def _check_file(manifest, file) -> None:
       )
 
 
-def _read(
-  flag: flags.FlagHolder[str | None],
-) -> prompts_lib.File | None:
-  """Reads a flag's file and reports on stderr what is left out."""
+def _read(flag: flags.FlagHolder[str | None]) -> prompts_lib.File | None:
+  """Reads the file of a flag, if one is given."""
   if flag.value is None:
     return None
-  file = _file(flag.name, flag.value)
-  cli.say(file.summary())
-  return file
-
-
-def _file(flag: str, path: str) -> prompts_lib.File:
   try:
-    return prompts_lib.read_conversations(config.find(path))
+    return prompts_lib.read_conversations(config.find(flag.value))
   except ValueError as error:
-    raise ValueError(f'--{flag}: {error}') from error
-
-
-def _excluded() -> list[str]:
-  """Returns the user turns of the test set."""
-  if _EXCLUDE.value is None:
-    return []
-  file = _file('exclude', _EXCLUDE.value)
-  return [turn for x in file.conversations for turn in x.turns]
+    raise ValueError(f'--{flag.name}: {error}') from error
 
 
 def _digest(texts: Sequence[str]) -> str | None:

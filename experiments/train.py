@@ -75,7 +75,7 @@ def main() -> None:
       decay=training.decay,
     )
     results.check(out, history, first)
-    training = _with_room(_with_plain_matrices(training), data)
+    training = _prepared(training, data)
     if training.cache_hidden:
       layers = training.drafter.feature_layers
       vectors = [features.read(x, training.target, layers)[0] for x in data]
@@ -140,25 +140,19 @@ def _check(training, split):
   begin.check(training)
 
 
-def _with_plain_matrices(training):
-  """Returns the settings with the target's matrices stored as [in, out].
+def _prepared(training, data):
+  """Returns the settings as they are trained with.
 
-  A step may change them, and XLA multiplies the many rows of a batch as fast.
+  The target's matrices are stored as [in, out]: a step may change them, and XLA
+  multiplies the many rows of a batch as fast. Without room on the disk, no
+  vectors are kept.
   """
   target = training.target
   target = dataclasses.replace(target, params=packed.plain(target.params))
-  return dataclasses.replace(training, target=target)
-
-
-def _with_room(training, data):
-  """Returns the settings, without kept vectors if the disk has no room."""
+  training = dataclasses.replace(training, target=target)
   if not training.cache_hidden:
     return training
-  fits, message = features.fit(
-    data,
-    training.target,
-    training.drafter.feature_layers,
-  )
+  fits, message = features.fit(data, target, training.drafter.feature_layers)
   if fits:
     return training
   cli.say(message)

@@ -47,24 +47,24 @@ def _differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
   Of configurations and other mappings, the settings that differ are named.
   """
-  return [
-    _difference(name, found.get(name), expected.get(name))
-    for name in sorted(found.keys() | expected.keys())
-    if found.get(name) != expected.get(name)
-  ]
+  names = []
+  for name, before, now in _different(found, expected):
+    if isinstance(before, dict) and isinstance(now, dict) and before and now:
+      pairs = []
+      for key, was, value in _different(before, now, 'not set'):
+        pair = f'{key} = {value} (before: {was})'
+        pairs.append(pair if len(pair) <= _LONGEST_PAIR else key)
+      name = f'{name} ({"; ".join(pairs)})'
+    names.append(name)
+  return names
 
 
-def _difference(name, before, now) -> str:
-  are_mappings = isinstance(before, dict) and isinstance(now, dict)
-  if not (are_mappings and before and now):
-    return name
-  differ = []
-  for key in sorted(before.keys() | now.keys()):
-    was, value = before.get(key, 'not set'), now.get(key, 'not set')
-    if was != value:
-      pair = f'{key} = {value} (before: {was})'
-      differ.append(pair if len(pair) <= _LONGEST_PAIR else key)
-  return f'{name} ({"; ".join(differ)})'
+def _different(found, expected, default=None) -> Iterator[tuple[str, Any, Any]]:
+  """Yields each key of which two mappings have different values, and these."""
+  for name in sorted(found.keys() | expected.keys()):
+    before, now = found.get(name, default), expected.get(name, default)
+    if before != now:
+      yield name, before, now
 
 
 class Journal(Mapping[tuple, dict[str, Any]]):

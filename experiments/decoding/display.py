@@ -1,6 +1,6 @@
 """Display of a generation: its text, plain or marked, and its metrics."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import io
 import itertools
 import os
@@ -263,12 +263,6 @@ def turn_text(last: stream.Chunk, num_read: int) -> str:
     f'{_number(metrics["tokens_per_second"], ".1f")} per second{drafts}; '
     f'stopped by: {_reason(last)})'
   )
-
-
-def waits_text(seconds: Mapping[str, float]) -> str:
-  """Returns the times of the stages before the prompt, after the metrics."""
-  times = ', '.join(f'{name} {value:.1f} s' for name, value in seconds.items())
-  return f'; before the prompt: {times}' if times else ''
 
 
 def _drafts_text(last: stream.Chunk) -> str:

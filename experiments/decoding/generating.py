@@ -98,7 +98,8 @@ def _generate(decoder, tokens, note, seconds, out) -> None:
       pass
     return
   tokenizer = decoder.target.tokenizer
-  waits = display.waits_text(seconds)
+  waits = ', '.join(f'{name} {x:.1f} s' for name, x in seconds.items())
+  waits = waits and f'; before the prompt: {waits}'
   shown = display.show(
     (one for _, one in found),
     _views(tokenizer, note),

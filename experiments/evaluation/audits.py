@@ -6,6 +6,7 @@
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 from absl import logging
@@ -55,12 +56,12 @@ def units(
     outputs = functools.partial(conversations.outputs, journal, turn.number)
     for name in compared(evaluation):
       read, others = (turn.tokens[x, 0] for x in (name, methods_lib.BASELINE))
-      for found in _differences(outputs(name), outputs(methods_lib.BASELINE)):
+      for found in differences(outputs(name), outputs(methods_lib.BASELINE)):
         if read[found.index] == others[found.index]:
           yield _unit(evaluation, name, turn, found)
     for name in exact(evaluation) if evaluation.refill else ():
       again = journal[refilled.KIND, name, 0]['tokens']
-      for found in _differences(again, outputs(name)):
+      for found in differences(again, outputs(name)):
         yield _unit(evaluation, name, turn, found, refilled.label(name))
 
 
@@ -104,16 +105,17 @@ def _unit(
   return units_lib.Unit(shown, (KIND, label or name, prompt, *number), run)
 
 
-def _differences(
+def differences(
   outputs: Sequence[list[int]], baseline: Sequence[list[int]]
 ) -> Iterator[FirstDifference]:
   """Yields the first difference of each output from the baseline's, if any."""
   pairs = zip(outputs, baseline, strict=True)
   for index, (tokens, base) in enumerate(pairs):
-    at = rows_lib.first_difference(tokens, base)
-    if at is not None:
-      token, other = ([*row, _NO_TOKEN][at] for row in (tokens, base))
-      yield FirstDifference(index, tokens[:at], token, other)
+    both = itertools.zip_longest(tokens, base, fillvalue=_NO_TOKEN)
+    for at, (token, other) in enumerate(both):
+      if token != other:
+        yield FirstDifference(index, tokens[:at], token, other)
+        break
 
 
 def mismatches(

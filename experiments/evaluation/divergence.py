@@ -13,7 +13,7 @@ are those that the run chose from, with its penalties and bias.
 from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +142,7 @@ def audit(
   block, _, _ = read(model, width, rounds, batch_size)
   # On a TPU, dtype float32 alone does not make products float32.
   with jax.default_matmul_precision('highest'):
-    exact = _in_float32(model)
+    exact = dataclasses.replace(cast(Any, model), dtype='float32')
     float32, shortfall, hidden = read(exact, chunk, range(0, length, chunk), 1)
     bound = _FLOAT32_BOUND
     if model.dtype != 'float32':
@@ -187,10 +187,6 @@ def _chosen_from(sampling, counts, logits) -> Array:
   # A forbidden token has probability 0.
   probs = jnp.maximum(probs, jnp.finfo(probs.dtype).tiny)
   return sharding.replicate(jnp.log(probs))
-
-
-def _in_float32(model: Any) -> Any:
-  return dataclasses.replace(model, dtype='float32')
 
 
 @functools.partial(

@@ -116,7 +116,7 @@ def of_other_prompts(paper: Paper, benchmark: str) -> Paper:
 
 def compare(paper: Paper, tables: Sequence[table_lib.Table]) -> list[Compared]:
   """Returns the paper's numbers beside ours, which are over all prompts."""
-  found = {table.part: table for table in tables}
+  generations = {table.part: table.generations for table in tables}
   measured = {
     (row.part, row.method): row
     for table in tables
@@ -130,12 +130,14 @@ def compare(paper: Paper, tables: Sequence[table_lib.Table]) -> list[Compared]:
     name = ', '.join(filter(None, (part, called(method))))
     if over:
       name += f' over {called(over[0])}'
-    row = measured.get((part, method))
+    row, runs = measured.get((part, method)), generations.get(part, {})
     for quantity, value in values.items():
-      if over:
-        ours = _ratio(found.get(part), method, over[0], quantity)
-      else:
+      if not over:
         ours = _ours(row, quantity)
+      elif {method, *over} <= runs.keys():
+        ours = ratios_lib.ratio(runs[method], runs[over[0]], quantity)
+      else:
+        ours = None, None
       compared.append(Compared(name, quantity, value, *ours))
       if row is not None and not over and ours[0] is None:
         compared += [
@@ -193,15 +195,6 @@ def _instead(row: rows_lib.Row, quantity: str) -> list[str]:
   kind, _, _ = quantity.partition('@')
   found = [name for name in row.scores if name.startswith(f'{kind}@')]
   return sorted(found, key=lambda name: int(name.partition('@')[2]))[-1:]
-
-
-def _ratio(
-  table: table_lib.Table | None, method: str, over: str, quantity: str
-) -> tuple[float | None, list[float] | None]:
-  if table is None or not {method, over} <= table.generations.keys():
-    return None, None
-  runs = table.generations
-  return ratios_lib.ratio(runs[method], runs[over], quantity)
 
 
 def _ours(

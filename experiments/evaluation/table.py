@@ -154,6 +154,10 @@ class Table:
 
   def _row(self, name: str, category: str) -> rows_lib.Row:
     method = self.evaluation.methods[name]
+    if name in self.parts:
+      law = self.parts[name]['kind']
+    else:
+      law = self.evaluation.setup(method).draft_kind().value
     runs = self._of_category(name, category)
     baseline = None
     if methods_lib.BASELINE in self.generations:
@@ -171,7 +175,7 @@ class Table:
       method=name,
       drafter=methods_lib.file_name(method.drafter),
       verifier=methods_lib.file_name(method.verify),
-      law=self._kind(name),
+      law=law,
       lossless=method.verify.lossless,
       benchmark=self.benchmark,
       category=category,
@@ -197,12 +201,6 @@ class Table:
         self.refilled_mismatches[refilled.label(name)],
       )
     return fields
-
-  def _kind(self, name) -> str:
-    if name in self.parts:
-      return self.parts[name]['kind']
-    setup = self.evaluation.setup(self.evaluation.methods[name])
-    return setup.draft_kind().value
 
   def _parts_of(self, name, measured) -> dict[str, Any]:
     """Returns the fields that follow from the times of a round's parts.

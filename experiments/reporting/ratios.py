@@ -15,23 +15,15 @@ from experiments.reporting import intervals
 from experiments.reporting import rows
 
 
-def _ms_per_token(sums):
-  return 1e3 * sums['seconds'] / sums['tokens']
-
-
 def _speedup(sums):
   baseline = sums['baseline seconds'] / sums['baseline tokens']
   return baseline / (sums['seconds'] / sums['tokens'])
 
 
-def _mean_speedup(sums):
-  return sums['rate'] / sums['baseline rate']
-
-
 _ALONE: dict[str, intervals.Ratio] = {
   'tokens_per_round': lambda sums: sums['tokens'] / sums['rounds'],
   'acceptance': lambda sums: sums['kept'] / sums['judged'],
-  'ms_per_token': _ms_per_token,
+  'ms_per_token': lambda sums: 1e3 * sums['seconds'] / sums['tokens'],
 }
 _AGAINST: dict[str, intervals.Ratio] = {
   # Over all tokens together.
@@ -39,7 +31,7 @@ _AGAINST: dict[str, intervals.Ratio] = {
   # The ratio of the prompts' mean tokens per second, as in Spec-Bench: each
   # prompt has the same weight, however long its answers are. All turns of a
   # conversation count together.
-  'mean_speedup': _mean_speedup,
+  'mean_speedup': lambda sums: sums['rate'] / sums['baseline rate'],
 }
 
 

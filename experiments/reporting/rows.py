@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 import dataclasses
-import itertools
 from typing import Any
 
 from experiments.reporting import tables
@@ -269,14 +268,6 @@ class Mismatches:
   def not_ties(self) -> int:
     """The number of outputs that have to be looked into."""
     return self.errors + self.unaudited
-
-
-def first_difference(
-  tokens: Sequence[int], baseline: Sequence[int]
-) -> int | None:
-  """Returns the first index at which the two differ; None if they are equal."""
-  pairs = itertools.zip_longest(tokens, baseline)
-  return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
 
 
 def title(row: Row) -> str:

@@ -61,7 +61,10 @@ class Roofline:
 
     `memory_bandwidth` is that of one memory, in bytes per second.
     """
-    weights, of_experts = _read(params, _bytes_on_devices)
+    on_devices = lambda x: (
+      files.bytes_per_device(x) * len(x.sharding.device_set)
+    )
+    weights, of_experts = _read(params, on_devices)
     return cls(
       weight_bytes=weights,
       expert_bytes=of_experts,
@@ -95,10 +98,6 @@ def _read(params, size):
   if 'unembedding' in target:  # then one row of the embedding per token is read
     total -= size(target['embedding'])
   return total - of_experts, of_experts
-
-
-def _bytes_on_devices(leaf):
-  return files.bytes_per_device(leaf) * len(leaf.sharding.device_set)
 
 
 def _cache_copies(model):

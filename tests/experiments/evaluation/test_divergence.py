@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.evaluation import audits
 from experiments.evaluation import divergence
-from experiments.reporting import rows
 import specsample
 from specsample import testing
 
@@ -253,4 +253,5 @@ def test_a_token_is_no_tie_where_a_constraint_forbids_it(params, text):
   ],
 )
 def test_first_difference(tokens, baseline, expected):
-  assert rows.first_difference(tokens, baseline) == expected
+  found = [x.common for x in audits.differences([tokens], [baseline])]
+  assert found == ([] if expected is None else [tokens[:expected]])
