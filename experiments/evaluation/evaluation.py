@@ -42,9 +42,11 @@ class Evaluation(settings.Settings):
   # stands for `max_new_tokens`, which none of them may exceed.
   answer_limits: Sequence[int] = ()
   task: task_lib.Task | None = None  # source of the prompts; None: --prompts
-  limit: int | None = None  # use at most this many prompts, the first ones
+  limit: settings.Count | None = (
+    None  # use at most this many prompts, the first ones
+  )
   # Decode at most this many turns of each conversation; None for all of them.
-  max_turns: int | None = None
+  max_turns: settings.Count | None = None
   chat: bool = True  # without a task: whether a prompt is a turn of a chat
   seed: int = 0
   num_seeds: settings.Count = 1  # samples per prompt, unless decoding is greedy
@@ -106,13 +108,6 @@ class Evaluation(settings.Settings):
         f'but there are {jax.process_count()}: bind it to False, after '
         'configs/runs/quickstart.gin for one'
       )
-    for name, what in (('limit', 'prompts'), ('max_turns', 'turns')):
-      value = getattr(self, name)
-      if not (value is None or settings.is_count(value)):
-        raise ValueError(
-          f'Evaluation.{name} is {value}: give at least 1, or None for all '
-          f'{what}'
-        )
 
   def encode(self, path: str, prompt: prompts_lib.Prompt) -> list[int]:
     """Returns the tokens of the prompt, or of a conversation's first turn."""

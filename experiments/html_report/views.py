@@ -41,21 +41,11 @@ def of_output(
   The token that ends a turn is shown too.
   """
   length = int(output.lengths[row])
-  ids = output.tokens[row, :length].tolist()
-  return of_tokens(
-    text_lib.pieces(tokenizer, ids, skip_special=False),
-    output.origin[row, :length].tolist(),
-    output.emit_round[row, :length].tolist(),
+  ids, origins, rounds = (
+    x[row, :length].tolist()
+    for x in (output.tokens, output.origin, output.emit_round)
   )
-
-
-def of_tokens(
-  texts: Sequence[str], origins: Sequence[int], rounds: Sequence[int]
-) -> str:
-  """Returns who wrote each token.
-
-  The texts are those of `text.pieces`; origins and rounds are as in `Output`.
-  """
+  texts = text_lib.pieces(tokenizer, ids, skip_special=False)
   tokens = [
     (
       specsample.Origin(origin).name.lower(),

@@ -25,10 +25,12 @@ import secrets
 import subprocess
 import sys
 import tempfile
+from typing import Annotated
 
 import gin
 
 from specsample import host
+from specsample import settings
 
 _JAIL = pathlib.Path(__file__).with_name('jail.py')
 # Like -I, except that PYTHONHASHSEED, which we set in the environment, applies.
@@ -37,36 +39,24 @@ _PYTHON = (sys.executable, '-s', '-P', '-B')
 # Some installations of Python need it to find their own libraries.
 _KEPT = ('LD_LIBRARY_PATH',)
 _MAX_ANSWER = 4096
-# With less, an interpreter does not start, or its answer does not fit.
-_LEAST = {
-  'seconds': 1,
-  'clock_seconds': 1,
-  'memory_bytes': 2**26,
-  'file_bytes': _MAX_ANSWER,
-  'open_files': 8,
-}
+_Seconds = settings.rule(lambda x: 1 <= x < math.inf, 'a number, 1 or more')
 
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-  """The resources that a program may use."""
+class Limits(settings.Settings):
+  """The resources that a program may use.
 
-  seconds: int = 3  # CPU time
-  clock_seconds: float = 15  # wall-clock time; others use the processor too
-  memory_bytes: int = 2**30  # address space
-  file_bytes: int = 2**20
-  open_files: int = 32
+  With less, an interpreter does not start, or its answer does not fit.
+  """
 
-  def __post_init__(self):
-    for name, value in vars(self).items():
-      is_whole = name != 'clock_seconds'
-      types = (int,) if is_whole else (int, float)
-      if type(value) not in types or not _LEAST[name] <= value < math.inf:
-        raise ValueError(
-          f'Limits.{name} = {value!r}: give a {"whole " * is_whole}number, '
-          f'{_LEAST[name]} or more'
-        )
+  seconds: settings.Count = 3  # CPU time
+  # Wall-clock time; others use the processor too.
+  clock_seconds: Annotated[float, _Seconds] = 15
+  # Address space.
+  memory_bytes: Annotated[int, settings.at_least(2**26)] = 2**30
+  file_bytes: Annotated[int, settings.at_least(_MAX_ANSWER)] = 2**20
+  open_files: Annotated[int, settings.at_least(8)] = 32
 
   def of_process(self) -> dict[str, int]:
     """Returns the limits by their names in setrlimit(2)."""

@@ -140,15 +140,6 @@ class Speculative:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Passes:
-  """The passes of one of `Benchmark.others`; see `Measured`."""
-
-  t_ms: dict[str, float]
-  weight_bytes: int
-  cache_bytes: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
   """The measurements in benchmark.json; None means not measured."""
 
@@ -163,7 +154,8 @@ class Measured:
   memory_gb_per_s: float  # of one device, the faster of reading and copying
   percent_of_roofline: float  # of autoregressive decoding
   methods: list[Speculative]
-  others: dict[str, Passes]
+  # By name: `t_ms`, `weight_bytes` and `cache_bytes`, as the fields here.
+  others: dict[str, dict[str, Any]]
   weight_bytes: int  # without copies on a mesh, like cache_bytes
   cache_bytes: int
   # The process after autoregressive decoding, with the weights of `others`.
@@ -233,11 +225,11 @@ def measure(
   bandwidth = max(bandwidths)
   target = {'target': benchmark.params}
   roofline = roofline_lib.Roofline.of(target, benchmark.model, bandwidth)
-  transformers_seconds = seconds.get(_PEER)
+  transformers_seconds, t_ms = seconds.get(_PEER), passes['t_ms']
   return Measured(
-    **vars(passes),
-    t_ratio={n: ms / passes.t_ms['1'] for n, ms in passes.t_ms.items()},
-    loop_overhead_ms=plain_times.plain_ms - passes.t_ms['1'],
+    **passes,
+    t_ratio={n: ms / t_ms['1'] for n, ms in t_ms.items()},
+    loop_overhead_ms=plain_times.plain_ms - t_ms['1'],
     ar_tokens_per_s=count / seconds[_PLAIN],
     transformers_tokens_per_s=(
       count / transformers_seconds if transformers_seconds else None
@@ -246,7 +238,7 @@ def measure(
     ar_round_ms=plain_times.plain_ms,
     memory_gb_per_s=bandwidth / 1e9,
     percent_of_roofline=1e5
-    * roofline.seconds(1, passes.cache_bytes, 1)
+    * roofline.seconds(1, passes['cache_bytes'], 1)
     / ar_ms,
     methods=[
       _speculative(
@@ -274,11 +266,11 @@ def _passes(one, num_before, max_length):
   found = pass_times.passes(
     params, one.model, _ROWS, length=num_before, max_length=max_length
   )
-  return Passes(
-    t_ms={str(rows): 1e3 * min(seconds) for rows, seconds in found.items()},
-    weight_bytes=roofline_lib.weight_bytes(params),
-    cache_bytes=roofline_lib.cache_bytes(one.model, max_length),
-  )
+  return {
+    't_ms': {str(rows): 1e3 * min(seconds) for rows, seconds in found.items()},
+    'weight_bytes': roofline_lib.weight_bytes(params),
+    'cache_bytes': roofline_lib.cache_bytes(one.model, max_length),
+  }
 
 
 def _speculative(
@@ -370,19 +362,18 @@ def _table_of_passes(measured) -> tables.Table:
   """Returns the table of passes by their number of tokens."""
 
   def row(name, one):
-    base = one.t_ms['1']
+    base = one['t_ms']['1']
     return [
       name,
-      *(f'{ms:.1f} ({ms / base:.2f}x)' for ms in one.t_ms.values()),
-      f'{one.weight_bytes / 1e6:.0f}',
-      f'{one.cache_bytes / 1e6:.0f}',
+      *(f'{ms:.1f} ({ms / base:.2f}x)' for ms in one['t_ms'].values()),
+      *(f'{one[x] / 1e6:.0f}' for x in ('weight_bytes', 'cache_bytes')),
     ]
 
   sizes = [f't({n}), ms' for n in measured.t_ms]
   return tables.Table(
     ['a pass of', *sizes, 'weights, MB', 'cache, MB'],
     [
-      row('the target', measured),
-      *(row(name, one) for name, one in measured.others.items()),
+      row(name, one)
+      for name, one in {'the target': vars(measured), **measured.others}.items()
     ],
   )

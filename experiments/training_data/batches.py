@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.training_data.data_folder import Dialogue
+from specsample import settings
 from specsample import sharding
 
 # This many batches are sorted by length together, by default.
@@ -106,7 +107,7 @@ def first_fit(sizes: Sequence[int], length: int) -> list[Place]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Batches:
+class Batches(settings.Settings):
   """The batches of an endless run over some examples.
 
   A batch is {'tokens': [B, T] int32, 'mask': [B, T] bool}, where `mask` marks
@@ -127,21 +128,15 @@ class Batches:
   """
 
   examples: Sequence[Example]
-  batch_size: int
+  batch_size: settings.Count
   max_length: int = 512
-  width_multiple: int = 64
+  width_multiple: settings.Count = 64
   packed_length: int | None = None
   num_parts: int = 1
   sorted_batches: int = SORTED_BATCHES
   seed: int = 0
 
-  def __post_init__(self):
-    """Checks the sizes."""
-    if min(self.batch_size, self.width_multiple) < 1:
-      raise ValueError(
-        f'batch_size is {self.batch_size} and width_multiple '
-        f'{self.width_multiple}: give at least 1'
-      )
+  def _check(self):
     if not self._usable.size:
       raise ValueError(
         f'no answer in {len(self.examples)} dialogues begins within '

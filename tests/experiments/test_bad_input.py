@@ -125,10 +125,10 @@ _EVALUATE = {
   '--num_seeds=3 --gin_bindings=Evaluation.seed = 4294967294': (
     'Evaluation.seed is 4294967294: give an integer from 0 to 4294967293'
   ),
-  '--gin_bindings=Evaluation.limit = -1': 'Evaluation.limit is -1: give at',
+  '--gin_bindings=Evaluation.limit = -1': 'Evaluation.limit is -1: give an integer',
   '--gin_file=configs/tasks.gin --gin_bindings=Evaluation.task=@HumanEval() '
   '--gin_bindings=Limits.seconds = 4.5': (
-    'Limits.seconds = 4.5: give a whole number, 1 or more'
+    'Limits.seconds is 4.5: give an integer of at least 1'
   ),
   '--gin_bindings=Mesh.data = 2': 'a mesh of 2 x 1 needs 2 devices, but there',
   f"{_MEDUSA} --gin_bindings=medusa/trained.name = 'FOLDER/nowhere'": (

@@ -246,7 +246,7 @@ def test_only_as_many_turns_as_asked_for(compared):
   limited = dataclasses.replace(compared, max_turns=2)
   assert list(conversations.numbers(limited, _PROMPTS)) == [0, 1]
   assert list(conversations.numbers(compared, _PROMPTS[1:2])) == [0]
-  with pytest.raises(ValueError, match='max_turns is 0: give at'):
+  with pytest.raises(ValueError, match='max_turns is 0: give an integer'):
     dataclasses.replace(compared, max_turns=0)
 
 

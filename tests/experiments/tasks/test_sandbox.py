@@ -269,23 +269,23 @@ def test_a_program_without_its_parent_is_not_run():
 @pytest.mark.parametrize(
   ('name', 'value', 'remedy'),
   [
-    ('seconds', 4.5, 'a whole number, 1 or more'),
-    ('seconds', 0, 'a whole number, 1 or more'),
-    ('seconds', True, 'a whole number, 1 or more'),
+    ('seconds', 4.5, 'an integer of at least 1'),
+    ('seconds', 0, 'an integer of at least 1'),
+    ('seconds', True, 'an integer of at least 1'),
     ('clock_seconds', 0.05, 'a number, 1 or more'),
     ('clock_seconds', math.nan, 'a number, 1 or more'),
     ('clock_seconds', math.inf, 'a number, 1 or more'),
-    ('memory_bytes', 2**24, 'a whole number, 67108864 or more'),
-    ('memory_bytes', '1 GiB', 'a whole number, 67108864 or more'),
-    ('file_bytes', 16, 'a whole number, 4096 or more'),
-    ('open_files', 4, 'a whole number, 8 or more'),
+    ('memory_bytes', 2**24, 'an integer of at least 67108864'),
+    ('memory_bytes', '1 GiB', 'an integer of at least 67108864'),
+    ('file_bytes', 16, 'an integer of at least 4096'),
+    ('open_files', 4, 'an integer of at least 8'),
   ],
 )
 def test_limits_that_nothing_keeps_are_refused(name, value, remedy):
   with pytest.raises(ValueError) as caught:
     sandbox.Limits(**{name: value})
   line, *_ = str(caught.value).splitlines()  # gin adds lines of its own
-  assert line == f'Limits.{name} = {value!r}: give {remedy}'
+  assert line == f'Limits.{name} is {value!r}: give {remedy}'
 
 
 def test_within_the_least_limits_programs_run():
