@@ -42,9 +42,7 @@ class Evaluation(settings.Settings):
   # stands for `max_new_tokens`, which none of them may exceed.
   answer_limits: Sequence[int] = ()
   task: task_lib.Task | None = None  # source of the prompts; None: --prompts
-  limit: settings.Count | None = (
-    None  # use at most this many prompts, the first ones
-  )
+  limit: settings.Count | None = None  # use this many of the first prompts
   # Decode at most this many turns of each conversation; None for all of them.
   max_turns: settings.Count | None = None
   chat: bool = True  # without a task: whether a prompt is a turn of a chat

@@ -35,18 +35,17 @@ def label(method: str) -> str:
 
 def units(part: evaluation_lib.Part, repeat: int) -> list[units_lib.Unit]:
   """Returns a unit per method that decodes the first sample of all prompts."""
-  evaluation, tokens = part.evaluation, part.tokens
-  if not evaluation.refill:
+  if not part.evaluation.refill:
     return []
   return [
     units_lib.Unit(
       f'all prompts in refilled rows, {name}',
       (KIND, name, repeat),
-      functools.partial(_decode, evaluation, method, tokens),
+      functools.partial(_decode, part, method),
       program=(KIND, name),
-      warm_up=functools.partial(_warm_up, evaluation, method, tokens),
+      warm_up=functools.partial(_warm_up, part, method),
     )
-    for name, method in evaluation.methods.items()
+    for name, method in part.evaluation.methods.items()
   ]
 
 
@@ -78,25 +77,23 @@ def fields(
   }
 
 
-def _decode(evaluation, method, tokens):
-  limits = evaluation.limits(range(len(tokens)))
-  run = lambda: list(
-    _generate_all(evaluation, method, tokens, tokens, limits=limits)
-  )
+def _decode(part, method):
+  limits = part.evaluation.limits(range(len(part.tokens)))
+  run = lambda: list(_generate_all(part, method, part.tokens, limits))
   outputs, seconds = clock.seconds(run)
   emitted = [one.tokens[0, : int(one.lengths[0])].tolist() for one in outputs]
   return {'seconds': seconds, 'tokens': emitted}
 
 
-def _warm_up(evaluation, method, tokens):
+def _warm_up(part, method):
   """Decodes short answers until every program has been run.
 
   Only prefill has several programs: prompts that are refilled at once are
   padded to the longest of them. A group of each width comes first.
   """
   # Every drafter drafts for prompts that repeat one token.
-  repeated = [row[-1:] * len(row) for row in tokens]
-  size = continuous.default_group_size(_num_rows(evaluation, tokens))
+  repeated = [row[-1:] * len(row) for row in part.tokens]
+  size = continuous.default_group_size(_num_rows(part))
   groups = {}
   for start in range(0, len(repeated), size):
     group = repeated[start : start + size]
@@ -105,21 +102,20 @@ def _warm_up(evaluation, method, tokens):
     groups[min(width, request.PREFILL_CHUNK)] = group
   first = [row for group in groups.values() for row in group]
   prompts = [*first, *repeated]
-  most = max(evaluation.limits(range(len(tokens))))
+  most = max(part.evaluation.limits(range(len(part.tokens))))
   # Enough for a round of the widest pass, and for one without room for drafts.
-  widest = evaluation.setup(method).decoder.widths[-1]
+  widest = part.evaluation.setup(method).decoder.widths[-1]
   limits = np.full(len(prompts), min(widest + 2, most))
   limits[-1] = most  # outputs have as many columns as the longest answer
-  outputs = _generate_all(evaluation, method, tokens, prompts, limits=limits)
+  outputs = _generate_all(part, method, prompts, limits)
   return list(itertools.islice(outputs, len(first)))
 
 
-def _generate_all(
-  evaluation, method, tokens, prompts, *, limits
-) -> Iterator[specsample.Output]:
+def _generate_all(part, method, prompts, limits) -> Iterator[specsample.Output]:
   """Decodes prompts in rows that have room for all requests of the run."""
-  setup = evaluation.setup(method)
-  room = evaluation.limits(range(len(tokens)))
+  setup = part.evaluation.setup(method)
+  room = part.evaluation.limits(range(len(part.tokens)))
+  lengths = np.asarray(list(map(len, part.tokens)))
   return specsample.generate_all(
     setup.params,
     prompts,
@@ -127,8 +123,8 @@ def _generate_all(
     sampling=setup.sampling,
     max_new_tokens=limits,
     stop=setup.stop,
-    max_length=int(np.max(room + np.asarray(list(map(len, tokens))))),
-    batch_size=_num_rows(evaluation, tokens),
+    max_length=int(np.max(room + lengths)),
+    batch_size=_num_rows(part),
     log_probs=setup.log_probs,
     model=setup.target.model,
     drafter=method.drafter,
@@ -136,5 +132,5 @@ def _generate_all(
   )
 
 
-def _num_rows(evaluation, tokens):
-  return min(evaluation.batch_size, len(tokens))
+def _num_rows(part):
+  return min(part.evaluation.batch_size, len(part.tokens))

@@ -125,7 +125,7 @@ _EVALUATE = {
   '--num_seeds=3 --gin_bindings=Evaluation.seed = 4294967294': (
     'Evaluation.seed is 4294967294: give an integer from 0 to 4294967293'
   ),
-  '--gin_bindings=Evaluation.limit = -1': 'Evaluation.limit is -1: give an integer',
+  '--gin_bindings=Evaluation.limit = -1': 'Evaluation.limit is -1: give an',
   '--gin_file=configs/tasks.gin --gin_bindings=Evaluation.task=@HumanEval() '
   '--gin_bindings=Limits.seconds = 4.5': (
     'Limits.seconds is 4.5: give an integer of at least 1'
