@@ -29,13 +29,10 @@ def adaptive(
 ) -> methods.Method:
   """Returns a method whose drafts policies cut; see `drafters.Adaptive`.
 
-  Args:
-    method: its drafter drafts, and its rule verifies.
-    policies: a draft has to pass all of them.
-    num_draft_tokens: the most draft tokens; None for the method's own number.
-    widths: the widths of the target's passes; None means those of a `Budget`,
-      or one for each number of drafts, and for a tree one for every power of
-      two.
+  A draft has to pass all policies. The most draft tokens are by default the
+  method's own number, and the widths of the target's passes those of a
+  `Budget`, or one for each number of drafts, and for a tree one for every power
+  of two.
   """
   method = methods.remake(method, num_draft_tokens)
   has_ladder = any(isinstance(x, policies_lib.Budget) for x in policies)

@@ -133,14 +133,11 @@ def speed_bench(
 
   The hub has only a placeholder for many of the questions; these are left out,
   and counted. The benchmark's own script, which `docs/data.md` names, puts the
-  texts in their place; the result is read as a file.
+  texts in their place; the result is read as a file of JSON lines.
 
-  Args:
-    subset: 'qualitative', or 'throughput_1k' to 'throughput_32k', whose
-      questions have about 1,000 to 32,000 tokens. A file is read whole.
-    path: a file of JSON lines with the subset; None reads from the hub.
-    revision: of the hub's repository; None for the newest.
-    chat: whether a prompt is a turn of a chat.
+  The questions of the subsets 'throughput_1k' to 'throughput_32k' have about
+  1,000 to 32,000 tokens. Without a path the subset is read from the hub, by
+  default the newest revision.
   """
   if subset not in _SUBSETS:
     raise ValueError(

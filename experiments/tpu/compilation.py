@@ -187,14 +187,9 @@ def run(
 ) -> tuple[Compiled, str | None]:
   """Compiles the prefill and a round; nothing is run.
 
-  Args:
-    target: the topology and batch to compile for.
-    config: what to compile.
-    step: called with a description of each program before it is compiled.
-
-  Returns:
-    What is known about the programs, and the HLO of the round; None instead of
-    the HLO if the compiler cannot fit a program into memory.
+  Returns what is known about the programs, and the HLO of the round; None
+  instead of the HLO if the compiler cannot fit a program into memory. `step` is
+  called with a description of each program before it is compiled.
   """
   start = time.perf_counter()
   text = None

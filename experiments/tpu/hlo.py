@@ -174,10 +174,8 @@ class Program:
   def memory_bytes(self, pick: Callable[[Iterable[int]], int] = max) -> int:
     """Returns the bytes that are read from and written to HBM, without padding.
 
-    If only a part of an array is read or written, only that part counts.
-
-    Args:
-      pick: which branch of a conditional counts.
+    If only a part of an array is read or written, only that part counts. `pick`
+    says which branch of a conditional counts.
     """
 
     def moved(one):

@@ -162,9 +162,8 @@ def measure_trees(
   tokens per round with its best trees of '1', '3', '7' and '15' nodes, whose
   shapes follow the text.
 
-  Args:
-    setup: decodes at temperature 0; its method is a drafter of chains.
-    prompts: token ids, one list per prompt, which are decoded as one batch.
+  The setup decodes the prompts as one batch at temperature 0; its method is a
+  drafter of chains.
   """
   method = setup.method
   of_method = lambda method: dataclasses.replace(setup, method=method)
@@ -200,6 +199,7 @@ def count_tried(
 ) -> np.ndarray:
   """Counts the children that were tried and kept in one round of a row.
 
+  Returns [2, D, k], how many were tried and how many kept, by depth and rank.
   The children of a node are tried in order of rank, until one is kept.
 
   Args:
@@ -208,10 +208,6 @@ def count_tried(
     path: the nodes that were kept, parents first.
     num_emitted: the tokens that the round emitted. They are one more than the
       nodes kept, unless the text ended with the last node.
-
-  Returns:
-    [2, D, k], how many children were tried and how many kept, by depth and
-    rank.
   """
   counts = np.zeros((2, topology.depth, max(topology.num_children)), int)
   # Each emitted token was chosen at a node, whose children were tried.
