@@ -28,20 +28,15 @@ Values = dict[str, Any]  # JSON
 
 @dataclasses.dataclass(kw_only=True)
 class History:
-  """The measurements of a run, in order of their steps.
+  """The measurements of a run, in order of their steps."""
 
-  Attributes:
-    run: a digest of the configuration and the data.
-    plan: of the run.
-    segments: the parts of the run, one for each start of the command.
-    train: the means over the steps of each report.
-    held_out: the evaluations.
-  """
-
-  run: str
+  run: str  # a digest of the configuration and the data
   plan: training_lib.Plan
+  # The parts of the run, one for each start of the command.
   segments: list[Values] = dataclasses.field(default_factory=list)
+  # The means over the steps of each report.
   train: list[Values] = dataclasses.field(default_factory=list)
+  # The evaluations.
   held_out: list[Values] = dataclasses.field(default_factory=list)
 
   @property

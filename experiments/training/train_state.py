@@ -38,16 +38,8 @@ class Checkpoints:
       ),
     )
 
-  def restore(
-    self, like: TrainState, step: int | None = None
-  ) -> TrainState | None:
-    """Reads the state of a step, sharded over the devices as `like` is.
-
-    Without a step this is the last one, or None if there is none yet.
-    """
-    step = self._manager.latest_step() if step is None else step
-    if step is None:
-      return None
+  def restore(self, like: TrainState, step: int) -> TrainState:
+    """Reads the state of a step, of the shapes and shardings of `like`."""
     shape = lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=x.sharding
     )

@@ -58,7 +58,7 @@ class Trainer:
       self.params, self._is_trained(), optimizer, self._dtype
     )
     if first:
-      state = self.checkpoints.restore(state, first) or state
+      state = self.checkpoints.restore(state, first)
     if first < plan.num_steps:
       self.checkpoints.drop_after(first)
       history.begin_segment(first)
@@ -82,9 +82,8 @@ class Trainer:
           self.checkpoints.save(state, values, history.kept())
           saved_at = time.monotonic()
     assert history.best is not None
-    found = self.checkpoints.restore(state, history.best['step'])
-    assert found is not None
-    return step_lib.join(found.trained, frozen, self._dtype)
+    best = self.checkpoints.restore(state, history.best['step'])
+    return step_lib.join(best.trained, frozen, self._dtype)
 
   def _take_steps(
     self,

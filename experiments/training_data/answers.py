@@ -28,14 +28,10 @@ def make(
 ) -> tuple[list[Dialogue], dict[str, int]]:
   """Returns the dialogues, and counts of how turns and answers ended.
 
-  Args:
-    found: the conversations.
-    limits: the limits on user turns and answers.
-    vocab_size: the model's, which may have fewer tokens than its tokenizer.
-    by_target: whether the target wrote the answers. Only then are temperatures
-      kept, where 0 means greedy, and answers cut where they begin to loop.
-    known: digests of first user turns that must not be repeated.
-    watch: as `synthesis.Watch`.
+  `vocab_size` is the model's, which may have fewer tokens than its tokenizer.
+  Only if the answers are by the target are temperatures kept, where 0 means
+  greedy, and answers cut where they begin to loop. `known` has digests of first
+  user turns that must not be repeated; `watch` is as `synthesis.Watch`.
   """
   known = set(known)
   dialogues: list[Dialogue] = []

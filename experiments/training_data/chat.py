@@ -14,15 +14,10 @@ _PLACEHOLDER = 'Here7Stands3The5Turn'
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-  """The token ids around the only user turn of a chat.
+  """The token ids around the only user turn of a chat; neither is empty."""
 
-  Attributes:
-    before: everything before the turn; not empty.
-    after: everything between the turn and the answer; not empty.
-  """
-
-  before: tuple[int, ...]
-  after: tuple[int, ...]
+  before: tuple[int, ...]  # everything before the turn
+  after: tuple[int, ...]  # everything between the turn and the answer
 
   @classmethod
   def of(cls, tokenizer: text_lib.Tokenizer) -> 'Template':
@@ -60,24 +55,14 @@ class UnfitError(Exception):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Limits:
-  """The limits of a conversation, which ends before a turn that exceeds them.
+  """The limits of a conversation; it ends before a turn that exceeds them."""
 
-  Attributes:
-    tokenizer: the target's tokenizer.
-    excluded: texts that no user turn may overlap.
-    max_prompt_tokens: the most tokens before an answer, including the chat
-      template's.
-    max_answer_tokens: the most tokens of one answer.
-    max_turns: the most answers in one conversation.
-    min_ascii_share: the least share of ASCII characters in a user turn; 0
-      accepts every language.
-  """
-
-  tokenizer: text_lib.Tokenizer
-  excluded: filters.Exclusion
-  max_prompt_tokens: int
-  max_answer_tokens: int
-  max_turns: int
+  tokenizer: text_lib.Tokenizer  # the target's
+  excluded: filters.Exclusion  # texts that no user turn may overlap
+  max_prompt_tokens: int  # before an answer, including the chat template's
+  max_answer_tokens: int  # of one answer
+  max_turns: int  # the most answers in one conversation
+  # Of ASCII characters in a user turn; 0 accepts every language.
   min_ascii_share: float
 
   def prompt(self, messages: Messages) -> list[int]:

@@ -57,7 +57,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_there(
   folder = shutil.copytree(saved, tmp_path / 'checkpoints')
   damage(folder / '10')
   with pytest.raises(ValueError) as raised:
-    train_state.Checkpoints(folder).restore(_state(0))
+    train_state.Checkpoints(folder).restore(_state(0), 10)
   (message,) = str(raised.value).splitlines()
   assert message.startswith(
     f'{folder / "10"} is damaged, or belongs to another run ('
@@ -67,7 +67,9 @@ def test_a_damaged_one_is_named_and_the_one_before_is_there(
   )
   # Follow the message's advice.
   shutil.rmtree(folder / '10')
-  found = train_state.Checkpoints(folder).restore(_state(0))
+  checkpoints = train_state.Checkpoints(folder)
+  assert checkpoints.step == 5
+  found = checkpoints.restore(_state(0), 5)
   jax.tree.map(np.testing.assert_array_equal, found, _state(5))
 
 
@@ -76,7 +78,7 @@ def test_one_of_other_parameters_is_refused(saved):
   with pytest.raises(
     ValueError, match='10 is damaged, or belongs to another run'
   ):
-    train_state.Checkpoints(saved).restore(other)
+    train_state.Checkpoints(saved).restore(other, 10)
 
 
 def test_what_a_killed_run_left_is_deleted_before_anything_else(saved):
