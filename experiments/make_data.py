@@ -148,16 +148,11 @@ def _fill(
   count: int,
   only_given: bool,
 ) -> None:
-  """Makes shards until there are enough tokens.
+  """Makes shards until there are enough tokens, or the file ends.
 
-  Args:
-    manifest: the folder's.
-    make: makes the dialogues of a shard, and notes about them, given its
-      number, its conversations, the digests of all user turns so far, and a
-      callback that takes the number of tokens so far and what is under way.
-    conversations: those of the file.
-    count: the number of conversations of the file per shard.
-    only_given: whether the data end with the file.
+  `make` returns the dialogues of a shard, and notes about them, given its
+  number, its conversations, `count` of those in the file, the digests of all
+  user turns so far, and a `synthesis.Watch`.
   """
   folder, wanted = files.at(_OUT.value), _TOKENS.value
   shards = manifest['shards']

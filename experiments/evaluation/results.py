@@ -61,13 +61,12 @@ def write(
   The figure is results.png in `out` or, for a part, in the part's folder there.
   """
   rows = [row for table in tables for row in table.rows]
-  data = {
-    table.benchmark: dataclasses.asdict(table.provenance)
-    for table in tables
-    if table.provenance is not None
-  }
   result = {
-    'data': data,
+    'data': {
+      table.benchmark: dataclasses.asdict(table.provenance)
+      for table in tables
+      if table.provenance is not None
+    },
     'rows': [dataclasses.asdict(row) for row in rows],
     'divergences': [
       {'part': table.part} | found
@@ -312,23 +311,21 @@ def mismatch_lines(
   """Says for each method how its outputs compare with those of `other`."""
   lines = []
   for name, count in found.items():
-    said = [
-      (
-        count.errors,
-        f'DIFFER from {other}, and not at float ties: not exact',
-        'bold red',
-      ),
-      (
-        count.unaudited,
-        f'differ from {other} and could not be audited: they may or may not '
-        'differ at float ties',
-        'bold red',
-      ),
-      (count.ties, f'differ from {other} at a float tie', 'yellow'),
-    ]
     text, style = f'every output equals {other}', ''
-    for number, how, colour in reversed(said):
-      if number:
-        text, style = f'{number} outputs {how}', colour
+    if count.ties:
+      text = f'{count.ties} outputs differ from {other} at a float tie'
+      style = 'yellow'
+    if count.unaudited:
+      text = (
+        f'{count.unaudited} outputs differ from {other} and could not be '
+        'audited: they may or may not differ at float ties'
+      )
+      style = 'bold red'
+    if count.errors:
+      text = (
+        f'{count.errors} outputs DIFFER from {other}, and not at float ties: '
+        'not exact'
+      )
+      style = 'bold red'
     lines.append(rich.text.Text(f'{name}: {text}', style))
   return lines
