@@ -76,38 +76,34 @@ class Questions(task.Task):
 @gin.configurable
 def mt_bench(*, path: str | None = None, chat: bool = True) -> Questions:
   """Returns MT-Bench from a file of its questions, in its eight categories."""
-  return Questions(
-    source=_file(
-      'MT-Bench',
-      'mt_bench',
-      path,
-      'fastchat/llm_judge/data/mt_bench/question.jsonl of '
-      'github.com/lm-sys/FastChat',
-      '119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7',
-    ),
-    groups={name: name for name in _MT_BENCH},
-    why_unscored='MT-Bench is scored by a judge, a model that is not run here',
-    chat=chat,
+  source = _file(
+    'MT-Bench',
+    'mt_bench',
+    path,
+    'fastchat/llm_judge/data/mt_bench/question.jsonl of '
+    'github.com/lm-sys/FastChat',
+    '119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7',
   )
+  groups = {name: name for name in _MT_BENCH}
+  why = 'MT-Bench is scored by a judge, a model that is not run here'
+  return Questions(source=source, groups=groups, why_unscored=why, chat=chat)
 
 
 @gin.configurable
 def spec_bench(*, path: str | None = None, chat: bool = True) -> Questions:
   """Returns Spec-Bench from a file of its questions, in its six groups."""
-  return Questions(
-    source=_file(
-      'Spec-Bench',
-      'spec_bench',
-      path,
-      'data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench',
-      '4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04',
-    ),
-    # MT-Bench's questions form one group.
-    groups=dict.fromkeys(_MT_BENCH, 'mt_bench')
-    | {name: name for name in _SPEC_BENCH},
-    why_unscored='Spec-Bench measures speed, and has no score of answers',
-    chat=chat,
+  source = _file(
+    'Spec-Bench',
+    'spec_bench',
+    path,
+    'data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench',
+    '4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04',
   )
+  # MT-Bench's questions form one group.
+  groups = dict.fromkeys(_MT_BENCH, 'mt_bench')
+  groups |= {name: name for name in _SPEC_BENCH}
+  why = 'Spec-Bench measures speed, and has no score of answers'
+  return Questions(source=source, groups=groups, why_unscored=why, chat=chat)
 
 
 def _file(name, configurable, path, file, sha256) -> source_lib.Source:

@@ -11,6 +11,9 @@ import numpy as np
 
 import specsample
 from specsample.models import int8
+from specsample.models import llama as llama_lib
+from specsample.models import packed
+from specsample.models import tensors
 
 # Fields that `llama` passes on; all others must have their default values.
 _BUILT = {
@@ -117,33 +120,13 @@ def llama(loaded: specsample.Loaded) -> Any:
     eos_token_id=None,
   )
   model = transformers.LlamaForCausalLM(config).eval()
-  to_torch = lambda array: torch.tensor(np.asarray(array, np.float32))
+  # As a file of this family has them.
+  params = packed.plain(loaded.params)
   state = {
-    'model.embed_tokens.weight': to_torch(loaded.params['embedding']).T,
-    'model.norm.weight': to_torch(loaded.params['norm']['scale']),
+    tensors.source_name(path, llama_lib.NAMES): torch.tensor(
+      np.asarray(leaf, np.float32).T
+    )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
   }
-  if not ours.tie_embeddings:
-    state['lm_head.weight'] = to_torch(loaded.params['unembedding']).T
-  for i, layer in loaded.params['layers'].items():
-    prefix = f'model.layers.{i}'
-    names = {
-      'self_attn.q_proj': layer['attention']['query'],
-      'self_attn.k_proj': layer['attention']['key'],
-      'self_attn.v_proj': layer['attention']['value'],
-      'self_attn.o_proj': layer['attention']['out'],
-      'mlp.gate_proj': layer['mlp']['gate'],
-      'mlp.up_proj': layer['mlp']['up'],
-      'mlp.down_proj': layer['mlp']['down'],
-    }
-    for name, linear in names.items():
-      state[f'{prefix}.{name}.weight'] = to_torch(linear['kernel']).T
-      if 'bias' in linear:
-        state[f'{prefix}.{name}.bias'] = to_torch(linear['bias'])
-    state[f'{prefix}.input_layernorm.weight'] = to_torch(
-      layer['attention_norm']['scale']
-    )
-    state[f'{prefix}.post_attention_layernorm.weight'] = to_torch(
-      layer['mlp_norm']['scale']
-    )
   model.load_state_dict(state, strict=not ours.tie_embeddings)
   return model
