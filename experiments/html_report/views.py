@@ -41,11 +41,21 @@ def of_output(
   The token that ends a turn is shown too.
   """
   length = int(output.lengths[row])
-  ids, origins, rounds = (
-    x[row, :length].tolist()
-    for x in (output.tokens, output.origin, output.emit_round)
+  ids = output.tokens[row, :length].tolist()
+  return of_tokens(
+    text_lib.pieces(tokenizer, ids, skip_special=False),
+    output.origin[row, :length].tolist(),
+    output.emit_round[row, :length].tolist(),
   )
-  texts = text_lib.pieces(tokenizer, ids, skip_special=False)
+
+
+def of_tokens(
+  texts: Sequence[str], origins: Sequence[int], rounds: Sequence[int]
+) -> str:
+  """Returns who wrote each token.
+
+  The texts are those of `text.pieces`; origins and rounds are as in `Output`.
+  """
   tokens = [
     (
       specsample.Origin(origin).name.lower(),
