@@ -49,17 +49,23 @@ class Summaries(task.Task):
       records = records[1:]
     if not records:
       raise self.source.error('it has only the example')
-    kept = [record for record in records if self._fits(record)]
+    most = self.max_words
+    texts = [(record, *self.source.texts(record)) for record in records]
+    kept = [x for x in texts if most is None or len(x[1].split()) <= most]
     if not kept:
       raise ValueError(
-        f'{self.name}: none of {len(records)} articles has {self.max_words} '
-        'words or fewer: allow longer articles with max_words'
+        f'{self.name}: none of {len(records)} articles has {most} words or '
+        'fewer: allow longer articles with max_words'
       )
     begin = f'{self.request}\n\n' if self.chat else ''
     if self.one_shot is not None:
       article, summary = self.one_shot.texts(self.one_shot.read()[0])
       begin += f'{_ask(article)} {summary}\n\n'
-    return [self._article(begin, record) for record in kept]
+    name = lambda record: str(record.values.get('id', record.line))
+    return [
+      task.prompt(record, begin + _ask(article), summary, name(record))
+      for record, article, summary in kept
+    ]
 
   def unscored(self) -> str | None:
     """Returns why there is no ROUGE-2 score; None if there is one."""
@@ -77,15 +83,6 @@ class Summaries(task.Task):
     """
     summary = task.final(answer.lstrip(), _STOPS, chat=self.chat)
     return _scorer().score(reference, summary)['rouge2'].fmeasure
-
-  def _article(self, begin, record):
-    article, summary = self.source.texts(record)
-    name = str(record.values.get('id', record.line))
-    return task.prompt(record, begin + _ask(article), summary, name)
-
-  def _fits(self, record):
-    article, _ = self.source.texts(record)
-    return self.max_words is None or len(article.split()) <= self.max_words
 
 
 def _ask(article: str) -> str:
