@@ -148,7 +148,7 @@ def from_first(value: Any) -> Any:
 
   encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
   send = multihost_utils.broadcast_one_to_all
-  size = int(send(np.int32(encoded.size)))
+  (size,) = np.asarray(send(np.asarray([encoded.size], np.int32)))
   found = send(np.resize(encoded, size).astype(np.int32))
   return json.loads(np.asarray(found).astype(np.uint8).tobytes())
 
