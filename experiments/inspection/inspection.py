@@ -33,6 +33,13 @@ Facts = tuple[tuple[str, str], ...]
 # The length of the cache whose bytes are reported.
 _CACHE_TOKENS = 4096
 _WEIGHTS = ('.safetensors', *huggingface.PICKLE_SUFFIXES)
+# The forms in which parameters are loaded; int8 leaves the rest in bfloat16.
+KINDS = ('float32', 'bfloat16', 'int8')
+# The memory of one device, in bytes.
+DEVICES = {name: chips.CHIPS[name].hbm_bytes for name in libtpu.TPUS}
+DEVICES['H200'] = chips.CHIPS['h200'].hbm_bytes
+# The share of a device's memory to fill; the rest is for what a step computes.
+_SHARE = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,15 +206,6 @@ def _find(name: str) -> epath.Path:
       f'{os.environ.get("HF_HOME", "its usual cache")}: check the path, or '
       f'run `hf download {name}` first'
     ) from error
-
-
-# The forms in which parameters are loaded; int8 leaves the rest in bfloat16.
-KINDS = ('float32', 'bfloat16', 'int8')
-# The memory of one device, in bytes.
-DEVICES = {name: chips.CHIPS[name].hbm_bytes for name in libtpu.TPUS}
-DEVICES['H200'] = chips.CHIPS['h200'].hbm_bytes
-# The share of a device's memory to fill; the rest is for what a step computes.
-_SHARE = 0.9
 
 
 def num_parameters(params: Params) -> int:

@@ -27,6 +27,17 @@ _REQUEST = (
   'Complete this Python function. Answer with the whole function in one block '
   'of code.\n\n```python\n{prompt}```'
 )
+# Where the completion of a function ends: Chen et al. 2107.03374, section 2.
+CODE_STOPS = ('\nclass', '\ndef', '\n#', '\nif', '\nprint')
+# The fence that opens a code block: on a line of its own, after a list marker,
+# or at the end of a line of text. No backtick may follow a fence of backticks.
+_FENCE = re.compile(
+  r'([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)(?:\S.*[ \t](?=[`~]+\w*\s*$))?'
+  r'(`{3,}(?!.*`)|~{3,})'
+)
+_FIRST_LINE_OF_CODE = re.compile(
+  r'^(?:def |class |@|import \w|from \w+(?:\.\w+)* import )', re.MULTILINE
+)
 
 
 @gin.configurable
@@ -138,20 +149,6 @@ def _of_package() -> str | None:
     return None
   path = pathlib.Path(spec.origin).parent / 'data' / 'HumanEval.jsonl.gz'
   return str(path) if path.exists() else None
-
-
-# Where the completion of a function ends: Chen et al. 2107.03374, section 2.
-CODE_STOPS = ('\nclass', '\ndef', '\n#', '\nif', '\nprint')
-
-# The fence that opens a code block: on a line of its own, after a list marker,
-# or at the end of a line of text. No backtick may follow a fence of backticks.
-_FENCE = re.compile(
-  r'([ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?)(?:\S.*[ \t](?=[`~]+\w*\s*$))?'
-  r'(`{3,}(?!.*`)|~{3,})'
-)
-_FIRST_LINE_OF_CODE = re.compile(
-  r'^(?:def |class |@|import \w|from \w+(?:\.\w+)* import )', re.MULTILINE
-)
 
 
 def code(answer: str, name: str) -> str:

@@ -18,6 +18,15 @@ import jax
 
 from specsample.cost import chips
 
+# JAX looks for no TPU, and several processes may compile at once.
+_VARIABLES: Mapping[str, str] = {
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+  'TPU_ACCELERATOR_TYPE': 'v4-8',
+  'TPU_LOG_DIR': 'disabled',
+  'TPU_SKIP_MDS_QUERY': '1',
+  'TPU_WORKER_HOSTNAMES': 'localhost',
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Tpu:
@@ -75,16 +84,6 @@ def check(topologies: Sequence[str]) -> None:
     )
   for topology in topologies:
     parse(topology)
-
-
-# JAX looks for no TPU, and several processes may compile at once.
-_VARIABLES: Mapping[str, str] = {
-  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
-  'TPU_ACCELERATOR_TYPE': 'v4-8',
-  'TPU_LOG_DIR': 'disabled',
-  'TPU_SKIP_MDS_QUERY': '1',
-  'TPU_WORKER_HOSTNAMES': 'localhost',
-}
 
 
 def set_up() -> None:

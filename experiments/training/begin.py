@@ -22,6 +22,15 @@ from specsample.drafters import dflash
 from specsample.models import packed
 from specsample.types import ArrayLike, Params
 
+# Cut out of the target for the vocabulary of each run.
+_VOCABULARY = 'vocabulary'
+# Tables [rank, V'] that may have a column for each drafted token.
+_OF_TOKENS = (
+  ('markov', 'before'),
+  ('markov', 'behind'),
+  ('selector', 'successor'),
+)
+
 
 def load(
   folders: Sequence[str], target: specsample.Loaded
@@ -89,16 +98,6 @@ def draft_vocabulary(
     np.add.at(counts, example.learned, 1)
   # Stable: the tokenizer's earlier merges win among equally frequent tokens.
   return np.sort(np.argsort(-counts, kind='stable')[:size]).astype(np.int32)
-
-
-# Cut out of the target for the vocabulary of each run.
-_VOCABULARY = 'vocabulary'
-# Tables [rank, V'] that may have a column for each drafted token.
-_OF_TOKENS = (
-  ('markov', 'before'),
-  ('markov', 'behind'),
-  ('selector', 'successor'),
-)
 
 
 def params(training: training_lib.Training, d2t: ArrayLike | None) -> Params:

@@ -27,6 +27,10 @@ from specsample import tree
 from specsample.training import objective as objective_lib
 from specsample.types import Params
 
+_NUM_CHILDREN = 4  # of a node with children, in the tree that is counted
+# Nodes of a lattice's trees. `auto` considers no larger ones.
+_SIZES = (1, 3, 7, 15)
+
 
 def evaluate(
   params: Any,
@@ -144,11 +148,6 @@ def decode(
   The parameters are arguments of the compiled loop, so it is compiled once.
   """
   return stats_lib.summarize(setup.generate(prompts))
-
-
-_NUM_CHILDREN = 4  # of a node with children, in the tree that is counted
-# Nodes of a lattice's trees. `auto` considers no larger ones.
-_SIZES = (1, 3, 7, 15)
 
 
 def measure_trees(

@@ -24,6 +24,8 @@ from specsample import files as library_files
 
 TRAIN, HELD_OUT = 'train', 'held out'
 Values = dict[str, Any]  # JSON
+# observe(kind, values) is called for each report and evaluation of a step.
+Observe = Callable[[str, dict[str, Any]], None]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -125,10 +127,6 @@ def _read(checkpoints: train_state.Checkpoints, step: int) -> History:
   values = checkpoints.history(step)
   plan = training_lib.Plan(*values.pop('plan'))
   return History(plan=plan, **values)
-
-
-# observe(kind, values) is called for each report and evaluation of a step.
-Observe = Callable[[str, dict[str, Any]], None]
 
 
 def check_tensorboard(folder: pathlib.PurePath) -> None:

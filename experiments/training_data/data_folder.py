@@ -28,6 +28,18 @@ import specsample
 from specsample import files
 from specsample import settings
 
+_FORMAT = 3
+_MANIFEST = 'manifest.json'
+_IDENTITY = ('format', 'target', 'vocab_size', 'settings')
+# The values of the setting `answers`, and a description of each.
+TARGET, OTHERS = 'target', 'others'
+_WHAT = {
+  None: 'answers of the target, sampled by make_data',
+  TARGET: 'answers of the target, written by another engine',
+  OTHERS: 'conversations whose answers the target did not write',
+}
+Manifest = dict[str, Any]  # JSON
+
 
 class Source(enum.IntEnum):
   """Who wrote the user's turns and the answers."""
@@ -110,20 +122,6 @@ def decode(content: bytes) -> list[Dialogue]:
     )
     for i, (temperature, source, turn) in enumerate(zip(*facts, strict=True))
   ]
-
-
-_FORMAT = 3
-_MANIFEST = 'manifest.json'
-_IDENTITY = ('format', 'target', 'vocab_size', 'settings')
-# The values of the setting `answers`, and a description of each.
-TARGET, OTHERS = 'target', 'others'
-_WHAT = {
-  None: 'answers of the target, sampled by make_data',
-  TARGET: 'answers of the target, written by another engine',
-  OTHERS: 'conversations whose answers the target did not write',
-}
-
-Manifest = dict[str, Any]  # JSON
 
 
 def shard_path(folder: pathlib.PurePath, number: int) -> epath.Path:
