@@ -7,7 +7,7 @@ of twelve articles of our own.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import gin
 
@@ -50,7 +50,7 @@ class Summaries(task.Task):
     if not records:
       raise self.source.error('it has only the example')
     most = self.max_words
-    texts = [(record, *self.source.texts(record)) for record in records]
+    texts: list[Any] = [(x, *self.source.texts(x)) for x in records]
     kept = [x for x in texts if most is None or len(x[1].split()) <= most]
     if not kept:
       raise ValueError(

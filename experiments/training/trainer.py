@@ -82,8 +82,8 @@ class Trainer:
           self.checkpoints.save(state, values, history.kept())
           saved_at = time.monotonic()
     assert history.best is not None
-    best = self.checkpoints.restore(state, history.best['step'])
-    return step_lib.join(best.trained, frozen, self._dtype)
+    found = self.checkpoints.restore(state, history.best['step'])
+    return step_lib.join(found.trained, frozen, self._dtype)
 
   def _take_steps(
     self,
