@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from experiments import methods as methods_lib
-from experiments.command import clock
 from experiments.command import progress as progress_lib
 from experiments.decoding import prompts
 from experiments.decoding import setup as setup_lib
@@ -22,6 +21,7 @@ from experiments.timing import round_times
 from experiments.timing import transformers_peer
 import specsample
 from specsample import settings
+from specsample.choosing import loops
 from specsample.choosing import pass_times
 from specsample.types import Model, Params
 
@@ -198,7 +198,7 @@ def measure(
       peer = transformers_peer.generator(benchmark.peer, prompt, count)
       if peer is not None:
         decoders[_PEER] = peer
-    seconds = _in_turns(decoders, benchmark.repeats)
+    seconds = _least_seconds(decoders, benchmark.repeats)
 
     step('autoregressive decoding without the prefill')
     times = lambda method: round_times.times(
@@ -308,19 +308,18 @@ def _speculative(
   )
 
 
-def _in_turns(decoders, repeats):
-  """Runs all decoders in turns and returns the least seconds of each.
+def _least_seconds(decoders, repeats):
+  """Returns the least seconds of each decoder; all of them take turns.
 
-  The least is taken because other work of the machine only adds time. First
-  calls are left out, because they compile.
+  The least is taken because other work of the machine only adds time.
   """
-  times: dict[str, list[float]] = {name: [] for name in decoders}
-  for repeat in range(repeats + 1):
-    for name, decode in decoders.items():
-      _, elapsed = clock.seconds(decode)
-      if repeat:
-        times[name].append(elapsed)
-  return {name: min(elapsed) for name, elapsed in times.items()}
+
+  def loop(decode):
+    return lambda count: [decode() for _ in range(count)]
+
+  ready = {name: functools.partial(loop, x) for name, x in decoders.items()}
+  taken = loops.in_turns(ready, count=1, repeats=repeats)
+  return {name: min(seconds) for name, seconds in taken.items()}
 
 
 def peak_rss() -> int:
