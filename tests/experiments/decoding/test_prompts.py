@@ -127,9 +127,12 @@ def test_the_users_turns_of_a_chat_are_prompts(tmp_path, capsys):
   text = json.dumps([{'messages': chat}, {'id': 'x', 'conversations': shared}])
   assert prompts.read(_write(tmp_path, 'chats.json', text)) == [
     prompts.Prompt(
-      *('1', 'none', 'one', 1), next_turns=('three',), system='Be brief.'
+      *('1', 'none', 'one', 1),
+      next_turns=('three',),
+      system='Be brief.',
+      answers=('two',),
     ),
-    prompts.Prompt('x', 'none', 'a', 2),
+    prompts.Prompt('x', 'none', 'a', 2, answers=('b',)),
   ]
   assert not capsys.readouterr().err
 
