@@ -32,7 +32,7 @@ class Settings:
   """
 
   def __post_init__(self) -> None:
-    annotations = _annotations(type(self))
+    annotations = _annotations(type(self))  # type: ignore[arg-type]
     for field in dataclasses.fields(self):  # type: ignore[arg-type]
       value = vars(self)[field.name]
       if isinstance(value, (list, range)):
