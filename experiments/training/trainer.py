@@ -111,6 +111,7 @@ class Trainer:
         optimizer=optimizer,
         dtype=self._dtype,
         num_parts=self._num_parts(batch),
+        num_learned=self.training.objective.num_learned,
       )
       reports.append(report)
       # Checked one step late, so that the device always has work queued.

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -227,8 +227,23 @@ class DFlashObjective(objective.Objective):
     return Drafted(vectors, before, logits, ids, is_drafted, hidden)
 
   def _logits(self, params, vectors, before):
-    """Returns the logits [B, n, K, V'] that are learned."""
-    return _given(self.drafter, params, vectors, before)
+    """Returns logits [B, n, K, V'] given the text's tokens, slot by slot.
+
+    Without a state, all slots are computed at once.
+    """
+    drafter: Any = self.drafter
+    logits = drafter.logits(params, vectors)
+    state = drafter.initial_state(params, before[..., 0])
+    if state is None:
+      return drafter.given(params, logits, vectors, before, None)[0]
+
+    def body(state, slot):
+      logits, state = drafter.given(params, *slot, state)
+      return state, logits
+
+    by_slot = lambda x: jnp.moveaxis(x, 2, 0)
+    slots = jax.tree.map(by_slot, (logits, vectors, before))
+    return jnp.moveaxis(jax.lax.scan(body, state, slots)[1], 0, 2)
 
   def _index(self, start):
     """Returns the places [B, n, K] of the tokens before the drafts."""
@@ -326,25 +341,6 @@ class DSparkObjective(DFlashObjective):
     kept = 1 - losses.total_variation(drafted.logits, teacher)
     values = jnp.logaddexp(0, found) - kept * found
     return loss + self.confidence_weight * self.mean(values, learned)
-
-
-def _given(drafter, params, vectors, before):
-  """Returns logits [B, n, K, V'] given the text's tokens, slot by slot.
-
-  Without a state, all slots are computed at once.
-  """
-  logits = drafter.logits(params, vectors)
-  state = drafter.initial_state(params, before[..., 0])
-  if state is None:
-    return drafter.given(params, logits, vectors, before, None)[0]
-
-  def body(state, slot):
-    logits, state = drafter.given(params, *slot, state)
-    return state, logits
-
-  by_slot = lambda x: jnp.moveaxis(x, 2, 0)
-  slots = jax.tree.map(by_slot, (logits, vectors, before))
-  return jnp.moveaxis(jax.lax.scan(body, state, slots)[1], 0, 2)
 
 
 def starts(batch: Batch, num_blocks: int) -> tuple[Array, Array]:

@@ -41,10 +41,10 @@ class DraftObjective(objective.Objective):
     )
     hidden = crop(self.hidden(params, batch))
     found = self.compare(1, params, [vectors], hidden, rows)
-    loss, match = jnp.sum(found.losses), found.match[0]
     # If all drafts before it match the text, a draft is the one after the text.
-    came = jnp.pad(match, ((0, 0), (1, 0)))[:, :-1]
-    return loss, objective.drafts(came, self.drafter.num_draft_tokens), rows
+    num_drafts = self.drafter.num_draft_tokens
+    match = [rows_lib.behind(found.match[0], i + 1) for i in range(num_drafts)]
+    return jnp.sum(found.losses), jnp.stack(match), rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

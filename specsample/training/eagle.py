@@ -68,25 +68,19 @@ class FeatureObjective(objective.Objective):
     `draft_loss` [num_steps] holds their losses; the rest is from
     `objective.acceptance`, for the learned drafts and at most K of them.
     """
-    found, match, rows = self._compare(
+    found, rows = self._compare(
       params, batch, self.num_steps, self.feature_noise
     )
-    loss = slots.total(
-      found.losses,
-      [self.decay**i for i in range(self.num_steps)],
-      self.slot_weights,
-      found.log_probs,
-      jnp.stack([rows.learned(i + 2) for i in range(self.num_steps)]),
-    )
-    match = match[: self.drafter.num_draft_tokens]
+    loss = slots.total(found, rows, self.decay, self.slot_weights)
+    match = found.match[: self.drafter.num_draft_tokens]
     accepted = objective.acceptance(match, rows.after_first(len(match)))
     of_drafts = jnp.sum(found.losses, axis=(1, 2))
     return loss, {'draft_loss': of_drafts} | accepted
 
   def matches(self, params, batch):
     num_drafts = self.drafter.num_draft_tokens
-    _, match, rows = self._compare(params, batch, num_drafts)
-    return match & rows.after_first(num_drafts)
+    found, rows = self._compare(params, batch, num_drafts)
+    return found.match & rows.after_first(num_drafts)
 
   def num_rows(self, matrix, batch):
     found = super().num_rows(matrix, batch)
@@ -106,11 +100,7 @@ class FeatureObjective(objective.Objective):
     return (self.num_steps - last) * places + others
 
   def _compare(self, params, batch, num_steps, noise=0.0):
-    """Compares the unrolled drafts with the text.
-
-    Returns the comparison, the matches [num_steps, B, T] by the place of the
-    pending token, and the rows.
-    """
+    """Returns the comparison of the drafts with the text, and the rows."""
     rows = rows_lib.of(batch)
     hidden, of_layers = self.of_target(params, batch)
     features = self.drafter.features(params, hidden, of_layers)
@@ -128,8 +118,7 @@ class FeatureObjective(objective.Objective):
         self._distance(x, hidden, rows, i) for i, x in enumerate(vectors)
       ]
       found = found._replace(losses=found.losses + jnp.stack(distances))
-    match = jnp.pad(found.match, ((0, 0), (0, 0), (1, 0)))
-    return found, match[..., :-1], rows
+    return found, rows
 
   def _distance(self, vectors, hidden, rows, i):
     """Returns the loss of draft i's vectors [B, T, D] at each place, [B, T]."""

@@ -53,24 +53,18 @@ class HeadsObjective(objective.Objective):
         'batch come from the target before its training: leave them out'
       )
     hidden = self.hidden(params, batch)
-    found, match, rows = self._compare(params, batch, hidden)
-    num_heads = self.drafter.num_draft_tokens
-    loss = slots.total(
-      found.losses,
-      [self.decay**i for i in range(num_heads)],
-      self.slot_weights,
-      found.log_probs,
-      jnp.stack([rows.learned(i + 2) for i in range(num_heads)]),
-    )
+    found, rows = self._compare(params, batch, hidden)
+    loss = slots.total(found, rows, self.decay, self.slot_weights)
     if self.target_weight:
       loss += self.target_weight * self._of_target(params, hidden, batch)
-    accepted = objective.acceptance(match, rows.after_first(num_heads))
+    learned = rows.after_first(self.drafter.num_draft_tokens)
+    accepted = objective.acceptance(found.match, learned)
     of_heads = jnp.sum(found.losses, axis=(1, 2))
     return loss, {'head_loss': of_heads} | accepted
 
   def matches(self, params, batch):
-    _, match, rows = self._compare(params, batch, self.hidden(params, batch))
-    return match & rows.after_first(self.drafter.num_draft_tokens)
+    found, rows = self._compare(params, batch, self.hidden(params, batch))
+    return found.match & rows.after_first(self.drafter.num_draft_tokens)
 
   def num_rows(self, matrix, batch):
     found = super().num_rows(matrix, batch)
@@ -81,20 +75,14 @@ class HeadsObjective(objective.Objective):
     return found
 
   def _compare(self, params, batch, hidden):
-    """Compares the heads with the text.
-
-    Returns the comparison, the matches [K, B, T] by the place of the pending
-    token, and the rows.
-    """
+    """Returns the comparison of the heads with the text, and the rows."""
     rows, crop = rows_lib.of(batch), lambda x: rows_lib.crop(batch, x)
     of_all = self.drafter.vectors(
       params, batch['tokens'], hidden, rows_lib.begins(batch)
     )
     # Head i at position t drafts token t + i + 2: token t + 1 is pending.
     vectors = list(map(crop, of_all))
-    found = self.compare(2, params, vectors, crop(hidden), rows)
-    match = jnp.pad(found.match, ((0, 0), (0, 0), (1, 0)))
-    return found, match[..., :-1], rows
+    return self.compare(2, params, vectors, crop(hidden), rows), rows
 
   def _of_target(self, params, hidden, batch):
     logits = self.drafter.model.unembed(params['target'], hidden)

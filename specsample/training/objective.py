@@ -15,6 +15,7 @@ from specsample.drafters import trainable
 from specsample.training import compared
 from specsample.training import losses
 from specsample.training import rows as rows_lib
+from specsample.training import step
 from specsample.training.step import Batch
 from specsample.types import Array, Model, Params
 
@@ -93,6 +94,10 @@ class Objective(settings.Settings, abc.ABC):
     If not, it reads a row's `hidden` only from two tokens before the mask on.
     """
     return self.drafter.reads_prompt
+
+  def num_learned(self, batch: Batch) -> Array:
+    """Returns what the loss divides by [], which weighs a part of a batch."""
+    return step.num_tokens(batch)
 
   def num_rows(self, matrix: str, batch: Batch) -> int:
     """Returns how many vectors of a batch are multiplied by a matrix.
@@ -185,7 +190,8 @@ class Objective(settings.Settings, abc.ABC):
       rows: the batch's.
 
     Returns:
-      [n, B, T] each; the losses of draft i add up to its loss.
+      [n, B, T] each; the losses of draft i add up to its loss. `match` is a
+      place later, at the pending token; the drafts follow it.
     """
     # Everything is aligned to the token before the predicted one, at which the
     # target's distribution is the same for all drafts.
@@ -228,7 +234,9 @@ class Objective(settings.Settings, abc.ABC):
     by_root = lambda x: jnp.stack(
       [behind(x[..., i], shift) for i, shift in enumerate(shifts)]
     )
-    return jax.tree.map(by_root, found)
+    found = jax.tree.map(by_root, found)
+    match = jnp.pad(found.match, ((0, 0), (0, 0), (1, 0)))[..., :-1]
+    return found._replace(match=match)
 
   def _scales(self, learned, is_drafted):
     """Returns the weights of the two losses of a draft at each place [B, T]."""
@@ -280,8 +288,3 @@ def acceptance(match: Array, learned: Array) -> dict[str, Array]:
     'correct': mean(match, learned),
     'kept': mean(jnp.cumprod(match, axis=0), jnp.cumprod(learned, axis=0) > 0),
   }
-
-
-def drafts(x: Array, num_draft_tokens: int) -> Array:
-  """Returns x [B, T] at the K tokens after each pending one: [K, B, T]."""
-  return jnp.stack([rows_lib.behind(x, i + 1) for i in range(num_draft_tokens)])

@@ -5,12 +5,14 @@ such as decay ** i, express this whatever the drafter has learned; the functions
 here use the drafter's own probabilities. Their weights have no gradient.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from specsample import checks
+from specsample.training import compared
+from specsample.training import rows as rows_lib
 from specsample.types import Array
 
 # weights(log_probs [K, ...], learned [K, ...]) -> [K, ...]: for K consecutive
@@ -45,21 +47,22 @@ def d_pace(log_probs: Array, learned: Array, smoothing: float = 0.5) -> Array:
 
 
 def total(
-  losses: Array,
-  fixed: Sequence[float],
+  found: compared.Compared,
+  rows: rows_lib.Rows,
+  decay: float,
   slot_weights: SlotWeights | None,
-  log_probs: Array,
-  learned: Array,
 ) -> Array:
-  """Returns the weighted sum [] of the losses [K, ...] of K drafts.
+  """Returns the weighted sum [] of the losses of drafts.
 
   Args:
-    losses: 0 where nothing is learned.
-    fixed: K weights, used if `slot_weights` is None.
+    found: arrays [K, B, T]; draft i is for the token i + 2 places later.
+    rows: the batch's.
+    decay: the weight of draft i is decay ** i, if `slot_weights` is None.
     slot_weights: the function that computes the weights instead.
-    log_probs, learned: see `SlotWeights`.
   """
   if slot_weights is None:
-    of_drafts = [w * jnp.sum(x) for w, x in zip(fixed, losses, strict=True)]
+    of_drafts = [decay**i * jnp.sum(x) for i, x in enumerate(found.losses)]
     return jnp.sum(jnp.stack(of_drafts))
-  return jnp.sum(slot_weights(log_probs, learned) * losses)
+  learned = [rows.learned(i + 2) for i in range(len(found.losses))]
+  weights = slot_weights(found.log_probs, jnp.stack(learned))
+  return jnp.sum(weights * found.losses)

@@ -26,6 +26,11 @@ Batch = Mapping[str, Array]
 LossFunction = Callable[[Params, Batch], tuple[Array, dict[str, Array]]]
 
 
+def num_tokens(batch: Batch) -> Array:
+  """Returns the number [] of tokens that are learned."""
+  return jnp.sum(batch['mask'])
+
+
 @types.pytree
 class TrainState:
   """The state that a step changes: all that a run's checkpoint has to hold."""
@@ -119,7 +124,13 @@ def _keeps_dtype(path):
 
 @functools.partial(
   jax.jit,
-  static_argnames=('objective', 'optimizer', 'dtype', 'num_parts'),
+  static_argnames=(
+    'objective',
+    'optimizer',
+    'dtype',
+    'num_parts',
+    'num_learned',
+  ),
   donate_argnames=('state',),
 )
 def train_step(
@@ -131,6 +142,7 @@ def train_step(
   optimizer: optax.GradientTransformation,
   dtype: str = 'float32',
   num_parts: int = 1,
+  num_learned: Callable[[Batch], Array] = num_tokens,
 ) -> tuple[TrainState, dict[str, Array]]:
   """Takes one step down the gradient of `objective`.
 
@@ -144,11 +156,11 @@ def train_step(
     objective, optimizer: static; the same objects in every step.
     dtype: as in `init`.
     num_parts: the number of parts of the rows over which the gradient is
-      accumulated, which takes less memory. Each part counts by its share of
-      what is learned: of `objective.num_learned`, if there is that method, and
-      otherwise of the tokens in `mask`. This is exact for a mean over them. For
-      a mean over some of them, such as those in a draft vocabulary, it is
-      close. It must divide the rows, and on a mesh those of each device.
+      accumulated, which takes less memory. It must divide the rows, and on a
+      mesh those of each device.
+    num_learned: what a part counts by: `num_learned` of an `Objective`. This is
+      exact for a mean over them. For a mean over some of them, such as those in
+      a draft vocabulary, it is close.
 
   Raises:
     ValueError: `num_parts` does not divide the rows of each device.
@@ -161,7 +173,6 @@ def train_step(
   def loss_of(trained, batch):
     return objective(join(trained, frozen, dtype), batch)
 
-  num_learned = getattr(objective, 'num_learned', _num_tokens)
   (loss, report), gradient = _accumulated(
     jax.value_and_grad(loss_of, has_aux=True),
     state.trained,
@@ -188,10 +199,6 @@ def train_step(
     'gradient_norm': norm,
     'is_finite': is_finite,
   }
-
-
-def _num_tokens(batch):
-  return jnp.sum(batch['mask'])
 
 
 def _accumulated(function, trained, batch, num_parts, num_learned):

@@ -428,6 +428,7 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole():
     objective=objective,
     optimizer=sgd,
     num_parts=num_parts,
+    num_learned=objective.num_learned,
   )[1]
   whole = take(1)
   for num_parts in (2, 4):
