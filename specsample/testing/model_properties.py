@@ -10,7 +10,7 @@ import numpy as np
 from specsample.testing import passes
 from specsample.testing.passes import Kind
 from specsample.testing.passes import Subject
-from specsample.types import Cache, Model, Params
+from specsample.types import Cache, Model, Params, Readable
 
 _ROWS = 3
 
@@ -52,6 +52,7 @@ def assert_model(
   features: tuple[int, ...] = (),
   has_trees: bool = True,
   feeds_once: bool = False,
+  has_embeddings: bool = True,
   length: int = 48,
   max_new: int = 6,
   tolerance: float = 1e-4,
@@ -66,8 +67,7 @@ def assert_model(
   all on tokens that come later, are on another path of a tree, or were dropped
   by a commit. The message names the first row and position where they do.
 
-  `embed`, `unembed` and the methods of `types.Readable` are checked if the
-  model has them.
+  The methods of `types.Readable` are checked if the model has them.
 
   Args:
     model: the model.
@@ -78,6 +78,8 @@ def assert_model(
     has_trees: whether `apply` takes `parents`, and `commit` a path.
     feeds_once: whether each pass is followed by a commit, as those of a target
       are. A recurrent model supports nothing else: it can't be a draft model.
+    has_embeddings: whether there are `embed` and `unembed`, which trained
+      drafters need.
     length: tokens of the longest row. For a sliding window give several
       windows; if it is `model.max_length`, passes also run past that, as the
       loop's do.
@@ -98,13 +100,13 @@ def assert_model(
   subject = Subject(model, params, features, length, max_new, tolerance)
   rng = np.random.default_rng(seed)
   _check_shapes(subject, feeds_once)
-  _check_whole(subject, rng)
+  _check_whole(subject, rng, has_embeddings)
   chain, tree = Kind((max_new,)), Kind((max_new,), is_tree=True)
   kinds = [chain, Kind((1, 2))]
   if has_trees:
     # A chain follows each tree: it tells whether the path was moved.
     kinds += [tree, chain, Kind((2, max_new - 2), is_tree=True)]
-  if hasattr(model, 'read'):
+  if isinstance(model, Readable):
     kinds.append(Kind((2,), widened_to=max_new))
     if has_trees:
       # The kept path alone is appended.
@@ -181,7 +183,7 @@ def _types(cache):
   return jax.tree.map(lambda leaf: f'{leaf.dtype}{list(leaf.shape)}', cache)
 
 
-def _check_whole(subject, rng):
+def _check_whole(subject, rng, has_embeddings):
   """Checks the pass without a cache, with which the others are compared."""
   where = 'in a pass without a cache, row 0'
   text = subject.draw(rng, subject.limit)
@@ -194,12 +196,13 @@ def _check_whole(subject, rng):
   changed[half] = text[half]
   expected = passes.take(found, half)
   passes.compare(where, 0, subject.whole(changed), expected, 0, _LATER)
+  if not has_embeddings:
+    return
   model, params = subject.model, subject.params
-  if hasattr(model, 'unembed'):
-    logits = {'logits': model.unembed(params, found['hidden vectors'])}
-    than = 'from those that unembed returns for the hidden vectors'
-    passes.compare(where, 0, found, logits, subject.tolerance, than)
-  if hasattr(model, 'embed') and -1 in subject.features:
+  logits = {'logits': model.unembed(params, found['hidden vectors'])}
+  than = 'from those that unembed returns for the hidden vectors'
+  passes.compare(where, 0, found, logits, subject.tolerance, than)
+  if -1 in subject.features:
     embedded = {passes.feature(-1): model.embed(params, text)}
     than = 'from what embed returns for the tokens'
     passes.compare(where, 0, found, embedded, subject.tolerance, than)
