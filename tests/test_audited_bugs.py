@@ -86,7 +86,7 @@ def _audit(bug: Bug, given: Mapping[str, Any]) -> Audit | None:
   detector, args, given = version.func, version.args, version.keywords
   if detector is detectors.warped and bug.name in _WARPS:
     return functools.partial(_of_warp, **given)
-  if detector is detectors.tokens_given_away:
+  if detector is detectors.given_away and 'topology' not in given:
     detector = detectors.enumerated
   if detector is rollouts.enumerated:
     return functools.partial(_of_second_call, **given)

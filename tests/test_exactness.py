@@ -89,7 +89,7 @@ def test_a_target_of_another_law_is_noticed():
   changed = dataclasses.replace(case, law=shifted)
   records = certificate.enumerate_case('chain', verify.chain, changed)
   changed = dataclasses.replace(of_tree, law=shifted)
-  records.append(certificate.enumerate_tree('tree', verify.tree, changed))
+  records += certificate.enumerate_case('tree', verify.tree, changed)
   assert not any(record['passed'] for record in records)
 
 
@@ -123,7 +123,7 @@ _OF_THE_HOST = {'Given'}
 
 
 def test_every_drafter_and_policy_is_enumerated_or_sampled(monkeypatch):
-  found = [draw.drafter for draw in sampled_cases.draws()]
+  found = [draw.scene.drafter for draw in sampled_cases.draws()]
   from_drafter = drafted.from_drafter
 
   def watched(drafter, *args, **kwargs):
@@ -155,10 +155,11 @@ _SCENES_LEFT_OUT = ('temperature and top-k', 'greedy')
 def test_every_sequence_of_a_tree_has_the_targets_probability(name):
   verifier = sampled_cases.TREE_VERIFIERS[name]
   records = [
-    certificate.enumerate_tree(name, verifier, case)
+    record
     for case in _TREE_CASES
     if case.kind in verifier.draft_kinds
     and not case.name.endswith(_SCENES_LEFT_OUT)
+    for record in certificate.enumerate_case(name, verifier, case)
   ]
   assert [record for record in records if not record['passed']] == []
   assert {record['law'] for record in records} == {
@@ -178,7 +179,7 @@ def test_a_rule_that_gives_drafts_away_is_noticed():
   wasteful = rules.Rule(
     law=trees.only_first_siblings, draft_kinds=verify.tree.draft_kinds
   )
-  record = certificate.enumerate_tree('tree', wasteful, case)
+  (record,) = certificate.enumerate_case('tree', wasteful, case)
   assert record['max_error'] < certificate.TOLERANCE
   assert not record['passed']
 
@@ -190,7 +191,8 @@ def test_a_lossy_rule_for_trees_is_noticed(name):
     for case in cases_lib.tree_cases()
     if (case.name, case.kind) == ('binary, plain', DraftKind.POINT_MASS)
   )
-  (record,) = certificate.measure_lossy_tree(name, case)
+  rule = certificate.LOSSY_OF_TREES[name]
+  (record,) = certificate.measure_lossy(name, rule, case)
   assert record['passed'], record
   assert record['total_variation'] > 0.01
 

@@ -5,11 +5,10 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import gin
 
-from experiments.certificate import coupled_mismatches
 from experiments.certificate import sampled
 from experiments.certificate import sampled_cases
 from experiments.certificate.planted import bugs
@@ -19,6 +18,7 @@ from experiments.command import progress as progress_lib
 from experiments.command import units as units_lib
 from experiments.reporting import result_file
 from specsample import checks
+from specsample import settings
 from specsample import stats
 from specsample import verify
 from specsample.testing import acceptance
@@ -47,32 +47,26 @@ LOSSY_OF_TREES: dict[str, Verifier] = {
 
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(settings.Settings):
   """The amount of work.
 
   With fewer rows only larger errors are detected; each entry says how large.
   """
 
-  num_rows: int = 131072  # of each statistical entry
-  num_keys: int = 256  # for which coupled is compared with plain sampling
+  # Of each statistical entry. Fewer than 4096 rows detect almost nothing.
+  num_rows: Annotated[int, settings.at_least(4096)] = 131072
+  # For which coupled is compared with plain sampling.
+  num_keys: settings.Count = 256
   seed: int = 0
   # A certificate without all of them is incomplete, and says so.
   sections: tuple[str, ...] = SECTIONS
 
-  def __post_init__(self):
-    """Refuses settings that are out of range."""
+  def _check(self):
     unknown = set(self.sections) - set(SECTIONS)
     if unknown or not self.sections:
       raise ValueError(
         f'Plan.sections are {self.sections}: name some of {SECTIONS}'
       )
-    if self.num_rows < 4096:
-      raise ValueError(
-        f'Plan.num_rows is {self.num_rows}, which detects almost nothing: give '
-        'at least 4096'
-      )
-    if self.num_keys < 1:
-      raise ValueError(f'Plan.num_keys is {self.num_keys}: compare at least 1')
     checks.seed('Plan.seed', self.seed)
 
 
@@ -152,21 +146,18 @@ def _cases(plan) -> Iterator[Work]:
       'enumeration, V = {}, K = {}'.format(*size),
       functools.partial(_enumerate_all, list(group)),
     )
-  yield (
-    'rollouts after a step of the policy',
-    lambda: _enumerate_all(list(second_call.cases())),
-  )
+  yield 'rollouts after a step of the policy', _enumerate_second_calls
   for name, verifier in sampled_cases.TREE_VERIFIERS.items():
     for kind in sorted(verifier.draft_kinds, key=lambda kind: kind.value):
       yield (
         f'trees, {name}, {kind.value}',
         functools.partial(_enumerate_trees, name, verifier, kind),
       )
-  for scene, draft in coupled_mismatches.scenes():
+  for scene in sampled.coupled_scenes():
     yield (
       f'coupled, {scene.name}, {plan.num_keys} keys',
       functools.partial(
-        coupled_mismatches.count, scene, draft, plan.num_keys, plan.seed
+        sampled.count_mismatches, scene, plan.num_keys, plan.seed
       ),
     )
 
@@ -182,54 +173,74 @@ def _enumerate_all(cases: list[Case]) -> list[Record]:
   ]
 
 
-def enumerate_case(name: str, verifier: Verifier, case: Case) -> list[Record]:
-  """Returns a lossless rule's records on one case, one per number of rounds."""
-  enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
-  predicted = _predicted(name, case)
-  records = []
-  for rounds in case.rounds:
-    record = _of_chain(name, enumeration, case, rounds, predicted)
-    records.append(record | {'passed': _is_exact(verifier, record)})
-  return records
-
-
-def _of_chain(name, enumeration, case, rounds, predicted) -> Record:
-  return _found(name, enumeration, case, rounds, predicted) | {
-    'case': case.name,
-    'vocab_size': case.vocab_size,
-    'num_draft_tokens': case.num_draft_tokens,
-  }
-
-
-def _found(name, enumeration, case, rounds, predicted) -> Record:
-  """Returns what an enumeration of some rounds found of a rule."""
-  error, variation = enumeration.error(rounds, case.law)
-  return {
-    'verifier': name,
-    'law': case.kind.value,
-    'rounds': rounds,
-    'max_error': error,
-    'total_variation': variation,
-    'expected_accepted': enumeration.expected_accepted(),
-    'predicted_accepted': predicted,
-  }
-
-
-def _is_exact(verifier, record):
-  return (
-    verifier.lossless
-    and record['max_error'] < TOLERANCE
-    and record['total_variation'] < TOLERANCE
-    and _is_as_predicted(record)
+def _enumerate_second_calls() -> list[Record]:
+  drafters = second_call.SUFFIX, second_call.EITHER
+  return _enumerate_all(
+    [case for x in drafters for case in second_call.cases_of(x)]
   )
 
 
-def _predicted(name, case) -> float | None:
-  """Returns how many drafts a rule should keep; None if it has no formula."""
+def _enumerate_trees(name, verifier, kind) -> list[Record]:
+  return [
+    record
+    for case in cases_lib.tree_cases()
+    if case.kind is kind
+    for record in enumerate_case(name, verifier, case)
+  ]
+
+
+def enumerate_case(name: str, verifier: Verifier, case: Case) -> list[Record]:
+  """Returns a lossless rule's records on one case, one per number of rounds.
+
+  If the drafts are siblings whose kind is in `stats.BOUNDED_KINDS`, a record
+  also has the most that any exact rule can keep.
+  """
   formula = sampled_cases.KEPT.get(name)
-  if formula is None:
-    return None
-  return float(formula(case.proposal, case.target).sum())
+  predicted = None
+  if formula is not None:
+    predicted = float(formula(case.proposal, case.target).sum())
+  records = []
+  for record in _enumerated(name, verifier, case, predicted):
+    is_exact = (
+      verifier.lossless
+      and record['max_error'] < TOLERANCE
+      and record['total_variation'] < TOLERANCE
+      and record['expected_accepted']
+      < record.get('optimal_accepted', math.inf) + TOLERANCE
+    )
+    passed = is_exact and _is_as_predicted(record)
+    records.append(record | {'passed': passed})
+  return records
+
+
+def _enumerated(name, verifier, case, predicted) -> list[Record]:
+  """Returns what enumerations of some rounds found of a rule."""
+  enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
+  of_case: Record = {
+    'verifier': name,
+    'law': case.kind.value,
+    'case': case.name,
+    'vocab_size': case.vocab_size,
+    'num_draft_tokens': case.num_draft_tokens,
+    'expected_accepted': enumeration.expected_accepted(),
+    'predicted_accepted': predicted,
+  }
+  if case.topology is not None:
+    parents = list(case.topology.parents)
+    of_case |= {'case': f'tree: {case.name}', 'parents': parents}
+    if case.topology.depth == 1 and case.kind in stats.BOUNDED_KINDS:
+      of_case['optimal_accepted'] = stats.optimal_acceptance(
+        case.target(0, 0)[0],
+        case.proposal(0).probs[0, 0, 0],
+        case.topology.num_nodes,
+        case.kind,
+      )
+  records = []
+  for rounds in case.rounds:
+    error, variation = enumeration.error(rounds, case.law)
+    found = {'max_error': error, 'total_variation': variation}
+    records.append(of_case | {'rounds': rounds} | found)
+  return records
 
 
 def _is_as_predicted(record):
@@ -239,99 +250,45 @@ def _is_as_predicted(record):
   return abs(record['expected_accepted'] - predicted) < TOLERANCE
 
 
-def _enumerate_trees(name, verifier, kind) -> list[Record]:
-  return [
-    enumerate_tree(name, verifier, case)
-    for case in cases_lib.tree_cases()
-    if case.kind is kind
-  ]
-
-
-def enumerate_tree(
-  name: str, verifier: Verifier, case: cases_lib.TreeCase
-) -> Record:
-  """Returns the record of a lossless rule on one tree.
-
-  If the tree consists of siblings whose kind is in `stats.BOUNDED_KINDS`, the
-  record also has the most that any exact rule can keep.
-  """
-  enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
-  record = _found(name, enumeration, case, case.rounds, _predicted(name, case))
-  record |= {
-    'case': f'tree: {case.name}',
-    'vocab_size': 3,
-    'num_draft_tokens': case.topology.num_nodes,
-    'parents': list(case.topology.parents),
-    'passed': _is_exact(verifier, record),
-  }
-  drawn = case.proposal(0).probs
-  if case.kind not in stats.BOUNDED_KINDS or case.topology.depth > 1:
-    return record
-  assert drawn is not None
-  optimum = stats.optimal_acceptance(
-    case.target(0, 0)[0], drawn[0, 0, 0], case.topology.num_nodes, case.kind
-  )
-  return record | {
-    'optimal_accepted': optimum,
-    'passed': record['passed']
-    and record['expected_accepted'] < optimum + TOLERANCE,
-  }
-
-
 def _lossy(plan) -> Iterator[Work]:
   del plan
-  for case in cases_lib.standard_cases():
+  rate = _SYNTHETIC.rate
+  for case in cases_lib.rule_cases():
     if case.name == 'plain' and case.num_draft_tokens == 2:
-      of_case = f'{case.kind.value}, V = {case.vocab_size}'
-      rate, lenience = _SYNTHETIC.rate, _LENIENT.lenience
-      yield (
-        f'synthetic, {of_case}',
-        functools.partial(
-          _measure_lossy,
-          'synthetic',
-          _SYNTHETIC,
-          {'rate': rate},
-          case,
-          sum(rate**i for i in range(1, case.num_draft_tokens + 1)),
-        ),
-      )
       # Lenient keeps what the token rule would with a target scaled like this.
-      larger = lambda *place: case.target(*place) / lenience  # noqa: B023
-      yield (
-        f'lenient, {of_case}',
-        functools.partial(
-          _measure_lossy,
-          'lenient',
-          _LENIENT,
-          {'lenience': lenience},
-          case,
-          float(acceptance.chain(case.proposal, larger).sum()),
-        ),
-      )
-  for of_tree in cases_lib.tree_cases():
-    if of_tree.name == 'binary, plain':
-      for name in LOSSY_OF_TREES:
+      larger = lambda *place: case.target(*place) / _LENIENT.lenience  # noqa: B023
+      as_chain = float(acceptance.tree(case.proposal, larger).sum())
+      of_two_rounds = dataclasses.replace(case, rounds=(2,))
+      for name, rule, predicted in (
+        ('synthetic', _SYNTHETIC, rate + rate**2),
+        ('lenient', _LENIENT, as_chain),
+      ):
         yield (
-          f'{name}, {of_tree.kind.value}',
-          functools.partial(measure_lossy_tree, name, of_tree),
+          f'{name}, {case.kind.value}, V = {case.vocab_size}',
+          functools.partial(
+            measure_lossy, name, rule, of_two_rounds, predicted
+          ),
+        )
+  for case in cases_lib.tree_cases():
+    if case.name == 'binary, plain':
+      for name, rule in LOSSY_OF_TREES.items():
+        yield (
+          f'{name}, {case.kind.value}',
+          functools.partial(measure_lossy, name, rule, case),
         )
 
 
-def measure_lossy_tree(name: str, case: cases_lib.TreeCase) -> list[Record]:
-  """Measures how far a lossy rule is from the target, on one tree."""
-  rule = LOSSY_OF_TREES[name]
-  record = enumerate_tree(name, rule, case)
-  is_noticed = not rule.lossless and record['max_error'] > TOLERANCE
-  return [record | {'passed': is_noticed}]
-
-
-def _measure_lossy(name, verifier, settings, case, predicted) -> list[Record]:
-  """Measures a rule's error, and checks that it keeps as much as predicted."""
-  enumeration = enumerate_lib.Enumeration(verifier, case.proposal, case.target)
-  record = _of_chain(name, enumeration, case, 2, predicted) | settings
-  # The error shows that the enumeration would notice a mistake.
-  is_noticed = not verifier.lossless and record['max_error'] > TOLERANCE
-  return [record | {'passed': is_noticed and _is_as_predicted(record)}]
+def measure_lossy(
+  name: str, rule: Any, case: Case, predicted: float | None = None
+) -> list[Record]:
+  """Measures a lossy rule's error, and checks that it keeps as predicted."""
+  records = []
+  for record in _enumerated(name, rule, case, predicted):
+    # The error shows that the enumeration would notice a mistake.
+    is_noticed = not rule.lossless and record['max_error'] > TOLERANCE
+    passed = is_noticed and _is_as_predicted(record)
+    records.append(record | dataclasses.asdict(rule) | {'passed': passed})
+  return records
 
 
 def _statistical(plan) -> Iterator[Work]:

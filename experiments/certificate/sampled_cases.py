@@ -11,7 +11,6 @@ from specsample import drafters
 from specsample import policies
 from specsample import tree
 from specsample import verify
-from specsample.drafter import Drafter
 from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.testing import acceptance
@@ -19,14 +18,13 @@ from specsample.testing import adapting
 from specsample.testing import cases
 from specsample.testing import grammar
 from specsample.testing import sample as sample_lib
-from specsample.testing import tiny
 from specsample.testing import trained
-from specsample.testing import tree_acceptance
 from specsample.testing.conditional import Conditional
 from specsample.testing.hash_model import HashModel
 from specsample.testing.proposal import Proposal
 from specsample.testing.sample import Group
-from specsample.types import DraftKind, Model, Params, Verifier
+from specsample.testing.trained import Trained
+from specsample.types import DraftKind, Verifier
 
 VERIFIERS: dict[str, Verifier] = {
   'chain': verify.chain,
@@ -44,15 +42,15 @@ TREE_VERIFIERS: dict[str, Verifier] = {
 ALL_VERIFIERS = VERIFIERS | TREE_VERIFIERS
 # The expected number of kept drafts, by formulas that do not use the rules.
 KEPT: dict[str, Callable[[Proposal, Conditional], np.ndarray]] = {
-  'chain': acceptance.chain,
-  'block': acceptance.block,
+  'chain': acceptance.tree,
+  'block': acceptance.multi_path_block,
   # `coupled.law` takes only point masses, for which it is the token rule.
-  'coupled': acceptance.chain,
-  'tree': tree_acceptance.tree,
-  'traversal': tree_acceptance.traversal,
-  'k_seq': tree_acceptance.k_seq,
-  'greedy_draft': tree_acceptance.greedy_draft,
-  'multi_path_block': tree_acceptance.multi_path_block,
+  'coupled': acceptance.tree,
+  'tree': acceptance.tree,
+  'traversal': acceptance.traversal,
+  'k_seq': acceptance.k_seq,
+  'greedy_draft': acceptance.greedy_draft,
+  'multi_path_block': acceptance.multi_path_block,
 }
 _TREE_DRAWS = (
   ('tree', DraftKind.POINT_MASS),
@@ -106,21 +104,14 @@ _CONSTRAINED = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-  """One combination that is sampled."""
+  """A drafter, a rule and settings, whose output is sampled."""
 
-  drafter_name: str
-  drafter: Drafter
+  scene: Trained
   verifier_name: str
   kind: DraftKind
   _: dataclasses.KW_ONLY
   settings: str = 'mixed batch'
   groups: tuple[Group, ...] = _MIXED
-  model: Model = _MODEL
-  params: Params = dataclasses.field(
-    default_factory=lambda: {'target': {}, 'drafter': {}}
-  )
-  # The model that the drafter samples from and its parameters, if it has one.
-  drafts_from: Callable[[], tuple[Model, Params]] | None = None
   eos_id: int | None = None
   # Whether drafts have the same shape in all rows. Only then is the number of
   # kept drafts predicted.
@@ -130,13 +121,13 @@ class Draw:
   @property
   def name(self) -> str:
     """A description of what is sampled."""
-    return f'{self.drafter_name} + {self.verifier_name}, {self.settings}'
+    return f'{self.scene.name} + {self.verifier_name}, {self.settings}'
 
   @property
   def decoder(self) -> Decoder:
     """What is sampled from."""
     rule = ALL_VERIFIERS[self.verifier_name]
-    return Decoder(self.model, self.drafter, rule)
+    return Decoder(self.scene.model, self.scene.drafter, rule)
 
 
 _on_llama = functools.partial(Draw, settings='mixed batch, tiny Llama')
@@ -144,115 +135,84 @@ _penalised = functools.partial(
   Draw, settings='penalties, an EOS', groups=_PENALISED, eos_id=_EOS_ID
 )
 _of_any_shape = functools.partial(Draw, is_of_one_shape=False)
+_of_hash = functools.partial(trained.untrained, _MODEL)
 
 
 def draws() -> Iterator[Draw]:
   """Yields every drafter with rules for its drafts, and a worst case."""
+  point_mass, sampled = DraftKind.POINT_MASS, DraftKind.SAMPLED
   scenes = list(trained.scenes(vocab_size=3))
+  ngram = drafters.Ngram(num_draft_tokens=2, min_ngram=1)
+  pard = drafters.PARD(model=_DRAFT, num_draft_tokens=2, mask_token_id=2)
+  skip = drafters.Skip(model=_MODEL, layers=(0,), num_draft_tokens=2)
+  unlikely = dataclasses.replace(_MODEL, scale=-8.0)
+  worst = drafters.Chain(model=unlikely, num_draft_tokens=2)
+  falling = policies.AdaEDL(threshold=0.4, step=1.0, threshold_decay=0.0)
+  adaptive = [
+    _of_hash(
+      drafters.Adaptive(drafter=_CHAIN, policies=(policy,), widths=(0, 1)),
+      f'Adaptive, {type(policy).__name__}',
+    )
+    for policy in (falling, _FASTEST)
+  ]
   for name in VERIFIERS:
-    yield Draw('NoDraft', drafters.NoDraft(), name, DraftKind.POINT_MASS)
-    ngram = drafters.Ngram(num_draft_tokens=2, min_ngram=1)
-    yield Draw('Ngram', ngram, name, DraftKind.POINT_MASS)
-    yield _chain('Chain', _CHAIN, name)
-    pard = drafters.PARD(model=_DRAFT, num_draft_tokens=2, mask_token_id=2)
-    yield Draw('PARD', pard, name, DraftKind.SAMPLED)
-    yield _skip(Draw, name, _MODEL, {})
-    yield _chain('Chain', _CHAIN, name, _penalised)
-    unlikely = dataclasses.replace(_MODEL, scale=-8.0)
-    worst = drafters.Chain(model=unlikely, num_draft_tokens=2)
-    yield _chain('Chain of the least likely tokens', worst, name)
-    for policy in (
-      policies.AdaEDL(threshold=0.4, step=1.0, threshold_decay=0.0),
-      _FASTEST,
-    ):
-      yield Draw(
-        f'Adaptive, {type(policy).__name__}',
-        drafters.Adaptive(drafter=_CHAIN, policies=(policy,), widths=(0, 1)),
-        name,
-        DraftKind.SAMPLED,
-      )
-    for scene in scenes:
+    yield Draw(_of_hash(drafters.NoDraft()), name, point_mass)
+    yield Draw(_of_hash(ngram), name, point_mass)
+    yield Draw(_of_hash(_CHAIN), name, sampled)
+    yield Draw(_of_hash(pard), name, sampled)
+    yield Draw(_of_hash(skip), name, sampled)
+    yield _penalised(_of_hash(_CHAIN), name, sampled)
+    scene = _of_hash(worst, 'Chain of the least likely tokens')
+    yield Draw(scene, name, sampled)
+    for scene in (*adaptive, *scenes):
       if scene.model == _MODEL:
-        yield _trained(scene, name, DraftKind.SAMPLED)
+        yield Draw(scene, name, sampled)
   for name, kind in _TREE_DRAWS:
-    yield _tree(name, kind)
-  yield _tree('tree', DraftKind.SAMPLED, _penalised)
-  yield _tree(
+    yield Draw(_tree(kind), name, kind)
+  yield _penalised(_tree(sampled), 'tree', sampled)
+  yield Draw(
+    _tree(sampled),
     'tree',
-    DraftKind.SAMPLED,
-    functools.partial(Draw, settings='constraint', groups=_CONSTRAINED),
+    sampled,
+    settings='constraint',
+    groups=_CONSTRAINED,
   )
   yield from _trained_trees()
-  yield from _growing_trees()
+  # The shapes of these trees vary by row, so they can only be sampled.
+  for drafter in (
+    drafters.DynamicTree(drafter=_CHAIN, num_draft_tokens=3, width=2),
+    drafters.NgramTree(num_branches=2, depth=2, min_ngram=1),
+  ):
+    yield _of_any_shape(_of_hash(drafter), 'tree', point_mass)
   yield from _filtered_trees()
-  yield _trained(trained.other_vocabulary(), 'block', DraftKind.SAMPLED)
+  yield Draw(trained.other_vocabulary(), 'block', sampled)
   yield from _of_memory()
   yield from _of_whole_batches()
   # For the rest one rule is enough, because rules see only probabilities.
   for scene in scenes:
     if scene.model != _MODEL:
-      yield _trained(scene, 'block', DraftKind.SAMPLED, _on_llama)
-  llama = tiny.tiny_llama(vocab_size=3)
+      yield _on_llama(scene, 'block', sampled)
+  llama = trained.tiny_llama(vocab_size=3)
   # Larger than at initialisation, where leaving a layer out hardly matters.
   params = jax.tree.map(lambda leaf: 1.6 * leaf, llama.init(jax.random.key(0)))
-  on_llama = functools.partial(_on_llama, model=llama)
-  yield _skip(on_llama, 'block', llama, params)
+  skip = drafters.Skip(model=llama, layers=(0,), num_draft_tokens=2)
+  scene = Trained('Skip', llama, skip, {'target': params})
+  yield _on_llama(scene, 'block', sampled)
   for name, learner, params in adapting.scenes():
+    scene = Trained(
+      f'Online distillation of {name} after every round',
+      learner.objective.target,
+      learner.drafter,
+      params,
+    )
+    draw = functools.partial(adapting.draw, learner=learner)
     for verifier_name in ('chain', 'block'):
-      yield _on_llama(
-        f'Online distillation of {name} after every round',
-        learner.drafter,
-        verifier_name,
-        DraftKind.SAMPLED,
-        model=learner.objective.target,
-        params=params,
-        sample=functools.partial(adapting.draw, learner=learner),
-      )
+      yield _on_llama(scene, verifier_name, sampled, sample=draw)
 
 
-def _chain(name, chain, verifier_name, draw=Draw):
-  return draw(
-    name,
-    chain,
-    verifier_name,
-    DraftKind.SAMPLED,
-    drafts_from=lambda: (chain.model, {}),
-  )
-
-
-def _skip(draw, verifier_name, model, params):
-  layers = (0,)
-  return draw(
-    'Skip',
-    drafters.Skip(model=model, layers=layers, num_draft_tokens=2),
-    verifier_name,
-    DraftKind.SAMPLED,
-    params={'target': params},
-    drafts_from=lambda: (
-      model.keep_layers(layers),
-      model.keep_params(params, layers),
-    ),
-  )
-
-
-def _trained(scene, verifier_name, kind, draw=Draw):
-  return draw(
-    scene.name,
-    scene.drafter,
-    verifier_name,
-    kind,
-    model=scene.model,
-    params=scene.params,
-  )
-
-
-def _tree(verifier_name, kind, draw=Draw):
-  return draw(
-    f'Tree, {kind.value.replace("_", " ")}',
-    drafters.Tree(drafter=_CHAIN, topology=_TREE, kind=kind),
-    verifier_name,
-    kind,
-  )
+def _tree(kind):
+  whole = drafters.Tree(drafter=_CHAIN, topology=_TREE, kind=kind)
+  return _of_hash(whole, f'Tree, {kind.value.replace("_", " ")}')
 
 
 # A rule and a kind for each: `Tree`'s default kind, and the kinds that draw
@@ -276,64 +236,50 @@ def _trained_trees():
     if scene.name in _TRAINED_TREE_DRAWS:
       verifier_name, kind = _TRAINED_TREE_DRAWS[scene.name]
       of = '' if scene.model == _MODEL else ', tiny Llama'
-      yield Draw(
-        f'Tree of {scene.name}, {kind.value.replace("_", " ")}',
-        drafters.Tree(drafter=scene.drafter, topology=_TREE, kind=kind),
-        verifier_name,
-        kind,
-        settings=f'two settings{of}',
-        groups=_TWO,
-        model=scene.model,
-        params=scene.params,
+      whole = dataclasses.replace(
+        scene,
+        name=f'Tree of {scene.name}, {kind.value.replace("_", " ")}',
+        drafter=drafters.Tree(drafter=scene.drafter, topology=_TREE, kind=kind),
       )
+      settings = f'two settings{of}'
+      yield Draw(whole, verifier_name, kind, settings=settings, groups=_TWO)
   for scene in scenes:
     if scene.name in ('DFlash', 'DSpark'):
-      yield _of_any_shape(
-        f'LatticeTree of {scene.name}',
-        drafters.LatticeTree(
+      lattice = dataclasses.replace(
+        scene,
+        name=f'LatticeTree of {scene.name}',
+        drafter=drafters.LatticeTree(
           drafter=scene.drafter, num_draft_tokens=3, candidates=2
         ),
+      )
+      yield _of_any_shape(
+        lattice,
         'tree',
         DraftKind.POINT_MASS,
         settings='two settings, tiny Llama',
         groups=_TWO,
-        model=scene.model,
-        params=scene.params,
       )
-
-
-def _growing_trees():
-  """Yields trees whose shape varies by row, so they can only be sampled."""
-  for drafter in (
-    drafters.DynamicTree(drafter=_CHAIN, num_draft_tokens=3, width=2),
-    drafters.NgramTree(num_branches=2, depth=2, min_ngram=1),
-  ):
-    name = type(drafter).__name__
-    yield _of_any_shape(name, drafter, 'tree', DraftKind.POINT_MASS)
 
 
 def _filtered_trees():
   """Yields trees with fewer verified nodes than drafted ones."""
+  budget = policies.Budget(
+    ladder=(0, 2, _TREE.num_nodes), costs=(1.0, 1.2, 1.5)
+  )
   for verifier_name, kind, policy in (
     ('tree', DraftKind.POINT_MASS, policies.TopNodes(2)),
-    (
-      'tree',
-      DraftKind.POINT_MASS,
-      policies.Budget(ladder=(0, 2, _TREE.num_nodes), costs=(1.0, 1.2, 1.5)),
-    ),
+    ('tree', DraftKind.POINT_MASS, budget),
     (
       'traversal',
       DraftKind.WITHOUT_REPLACEMENT,
       policies.TokenProbability(0.4),
     ),
   ):
-    whole = drafters.Tree(drafter=_CHAIN, topology=_TREE, kind=kind)
-    yield Draw(
-      f'Tree, {type(policy).__name__}',
-      drafters.Adaptive(drafter=whole, policies=(policy,), widths=(0, 2)),
-      verifier_name,
-      kind,
+    filtered = drafters.Adaptive(
+      drafter=_tree(kind).drafter, policies=(policy,), widths=(0, 2)
     )
+    scene = _of_hash(filtered, f'Tree, {type(policy).__name__}')
+    yield Draw(scene, verifier_name, kind)
 
 
 def _of_memory():
@@ -342,9 +288,7 @@ def _of_memory():
   The other rows draw their drafts, or have none.
   """
   either = trained.either(_CHAIN)
-  of_tree = lambda kind: trained.either(
-    drafters.Tree(drafter=_CHAIN, topology=_TREE, kind=kind)
-  )
+  of_tree = lambda kind: trained.either(_tree(kind).drafter)
   for scene, name, kind in (
     (trained.remembering(), 'chain', DraftKind.POINT_MASS),
     (either, 'block', DraftKind.SAMPLED),
@@ -352,7 +296,7 @@ def _of_memory():
     (of_tree(DraftKind.POINT_MASS), 'tree', DraftKind.POINT_MASS),
     (of_tree(DraftKind.SAMPLED), 'traversal', DraftKind.SAMPLED),
   ):
-    yield _trained(scene, name, kind, _of_any_shape)
+    yield _of_any_shape(scene, name, kind)
 
 
 def _of_whole_batches():
@@ -378,12 +322,12 @@ def _of_whole_batches():
     ('Either', either, 'block', DraftKind.SAMPLED, both),
     ('Either of trees', either_tree, 'tree', DraftKind.POINT_MASS, both),
   ):
+    params = {'target': {}, 'drafter': own}
+    name = f'{name}, the whole batch decides'
     yield _of_any_shape(
-      f'{name}, the whole batch decides',
-      drafter,
+      Trained(name, _MODEL, drafter, params),
       verifier_name,
       kind,
       settings='pairs of rows',
-      params={'target': {}, 'drafter': own},
       sample=sample_lib.draw_in_pairs,
     )

@@ -41,6 +41,7 @@ def failures(certificate: Record) -> Iterator[str]:
 
 
 def _cases(lossless: list[Record], lossy: list[Record]) -> tables.Table:
+  columns = 'rule', 'law', 'cases', 'largest error', 'drafts kept'
   lines = []
   records = lossless + lossy
   for rule, kind in sorted({(r['verifier'], r['law']) for r in records}):
@@ -55,54 +56,35 @@ def _cases(lossless: list[Record], lossy: list[Record]) -> tables.Table:
       distances = [r['total_variation'] for r in rows]
       error += f' (lossy, TV {_range(distances, ".2f")})'
     kept = _range([r['expected_accepted'] for r in rows], '.2f')
-    lines.append(
-      [
-        *(rule, kind.replace('_', ' '), f'{len(rows)}', error, kept),
-        *(_of_the_most(rows), _mark(rows)),
-      ]
-    )
-  return tables.Table(
-    [
-      *('rule', 'law', 'cases', 'largest error', 'drafts kept'),
-      *('of the most', 'ok'),
-    ],
-    lines,
-  )
-
-
-def _of_the_most(rows):
-  """Returns the range of kept siblings, as shares of the optimum."""
-  shares = [
-    row['expected_accepted'] / row['optimal_accepted']
-    for row in rows
-    if row.get('optimal_accepted') and row['expected_accepted'] is not None
-  ]
-  return _range(shares, '.0%')
+    # Kept siblings, as shares of the optimum.
+    shares = [
+      row['expected_accepted'] / row['optimal_accepted']
+      for row in rows
+      if row.get('optimal_accepted') and row['expected_accepted'] is not None
+    ]
+    line = [rule, kind.replace('_', ' '), str(len(rows)), error, kept]
+    lines.append([*line, _range(shares, '.0%'), _mark(rows)])
+  return tables.Table([*columns, 'of the most', 'ok'], lines)
 
 
 def _statistical(records: list[Record]) -> tables.Table:
-  return tables.Table(
-    [
-      *('drafter', 'rule', 'batch', 'chi-square', 'TV found'),
-      *('drafts kept', 'ok'),
-    ],
-    [
-      [
-        *(record['drafter'], record['verifier'], record['settings']),
-        f'{_number(record["statistic"], ".0f")} < {record["threshold"]:.0f}',
-        f'{record["detectable_total_variation"]:.3f}',
-        f'{_number(record["accepted"], ".3f")} '
-        f'({_number(record["predicted_accepted"], ".3f")})'
-        if 'accepted' in record
-        else '',
-        _mark([record]),
-      ]
-      for record in records
-    ],
-  )
+  columns = 'drafter', 'rule', 'batch', 'chi-square', 'TV found', 'drafts kept'
+  lines = []
+  for record in records:
+    statistic = _number(record['statistic'], '.0f')
+    kept = ''
+    if 'accepted' in record:
+      predicted = _number(record['predicted_accepted'], '.3f')
+      kept = f'{_number(record["accepted"], ".3f")} ({predicted})'
+    line = [record[name] for name in ('drafter', 'verifier', 'settings')]
+    line.append(f'{statistic} < {record["threshold"]:.0f}')
+    line.append(f'{record["detectable_total_variation"]:.3f}')
+    lines.append([*line, kept, _mark([record])])
+  return tables.Table([*columns, 'ok'], lines)
 
 
 def _choices(records: list[Record]) -> tables.Table:
+  columns = 'settings', 'positions', 'wrong', 'bounds missed', 'few scored'
   lines = []
   for setting in dict.fromkeys(record['settings'] for record in records):
     rows = [record for record in records if record['settings'] == setting]
@@ -116,28 +98,21 @@ def _choices(records: list[Record]) -> tables.Table:
     )
     counts = numbers.total(), wrong, missed, numbers.total() - whole, whole
     lines.append([setting, *map(str, counts), _mark(rows)])
-  return tables.Table(
-    [
-      *('settings', 'positions', 'wrong', 'bounds missed'),
-      *('few scored', 'all scored', 'ok'),
-    ],
-    lines,
-  )
+  return tables.Table([*columns, 'all scored', 'ok'], lines)
 
 
 def _planted_bugs(records: list[Record]) -> tables.Table:
   names = 'statistic', 'threshold', 'shipped_statistic'
-  return tables.Table(
-    ['bug', 'statistic', 'threshold', 'shipped', 'caught'],
+  lines = [
     [
-      [
-        record['name'],
-        *(_number(record[name], '.2g') for name in names),
-        _mark([record]),
-      ]
-      for record in records
-    ],
-  )
+      record['name'],
+      *(_number(record[name], '.2g') for name in names),
+      _mark([record]),
+    ]
+    for record in records
+  ]
+  columns = ['bug', 'statistic', 'threshold', 'shipped', 'caught']
+  return tables.Table(columns, lines)
 
 
 def _number(value: float | None, spec: str) -> str:

@@ -12,7 +12,7 @@ from specsample.testing.auditing import Finding
 from specsample.testing.hash_model import HashModel
 from specsample.testing.model_properties import assert_model
 from specsample.testing.sample import Group
-from specsample.testing.tiny import tiny_llama
+from specsample.testing.trained import tiny_llama
 from specsample.testing.trained import with_noise
 
 __all__ = [

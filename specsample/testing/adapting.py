@@ -15,7 +15,6 @@ from specsample.loop import decode
 from specsample.loop.decoder import Decoder
 from specsample.stopping import Stop
 from specsample.testing import sample as sample_lib
-from specsample.testing import tiny
 from specsample.testing import trained
 from specsample.testing.sample import Group
 from specsample.testing.sample import Sample
@@ -34,7 +33,7 @@ def scenes() -> Iterator[tuple[str, online.Learner, Params]]:
 
   A single rejection changes the drafter a lot.
   """
-  model = tiny.tiny_llama(vocab_size=3)
+  model = trained.tiny_llama(vocab_size=3)
   params = jax.tree.map(lambda x: 1.6 * x, model.init(jax.random.key(0)))
   of_model = drafters.DraftModel(model=model, num_draft_tokens=2, layers=(0,))
   of_features = drafters.Eagle(model=model, num_draft_tokens=2)

@@ -196,9 +196,8 @@ def assert_drafter(
   texts = cases_lib.PROMPT, (2, 1), (0, 0, 0, 0)
   prompts, lengths = map(jnp.asarray, request_lib.pad_prompts(texts))
   assert_draft(params, prompts, lengths, key, sampling=settings, **of_all)
-  name = type(drafter).__name__
-  scene = Trained(name, model, drafter, params)
-  _assert_exact_drafts(verify, name, scene, settings)
+  scene = Trained(type(drafter).__name__, model, drafter, params)
+  _assert_exact_drafts(verify, scene, settings)
   groups = (
     Group(cases_lib.PROMPT, settings),
     Group((2, 0, 2, 2), Sampling(temperature=1.3)),
@@ -216,13 +215,13 @@ def assert_drafter(
   )
 
 
-def _assert_exact_drafts(verify, name, scene, sampling):
+def _assert_exact_drafts(verify, scene, sampling):
   """Asserts that a drafter's strings have their probability; says whose fault.
 
   An exact rule gives another distribution if tokens were not drawn from the
   probabilities that it was told.
   """
-  _, errors = _errors(verify, [cases_lib.of_scene(name, scene, sampling)])
+  _, errors = _errors(verify, [cases_lib.of_scene(scene.name, scene, sampling)])
   worst = np.max(list(errors.values()))
   hint = (
     'another sum of float32 numbers errs as little: give Draft.probs the very '
@@ -373,13 +372,8 @@ def assert_batch_invariant(
   batch, width = np.shape(prompts)
   room = 2 * width + max_new_tokens
   rows = sampling_lib.per_row(sampling, batch, model.vocab_size)
-
-  parts: dict[str, Any] = {
-    'model': model,
-    'drafter': drafter,
-    'verify': verify,
-  }
-  decoder = Decoder(**parts)
+  decoder = Decoder(model, drafter, verify)
+  parts: Any = {'model': model, 'drafter': drafter, 'verify': verify}
 
   def given(chosen, padding=0) -> dict[str, Any]:
     take = lambda leaf: np.asarray(leaf)[chosen]

@@ -12,7 +12,6 @@ from specsample import policies
 from specsample import tree
 from specsample.constraint import Automaton
 from specsample.constraint import Constraint
-from specsample.drafter import Drafter
 from specsample.policies.policy import Policy
 from specsample.sampling import Sampling
 from specsample.testing import conditional as conditional_lib
@@ -26,7 +25,7 @@ from specsample.testing.hash_model import HashModel
 from specsample.testing.proposal import Cut
 from specsample.testing.proposal import Proposal
 from specsample.testing.trained import Trained
-from specsample.types import DraftKind, Params
+from specsample.types import DraftKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +41,7 @@ class Case:
   target: Conditional
   # The target's distributions again, not computed by `sampling.warp`.
   law: Conditional
+  topology: tree.Topology | None = None  # None for a chain
 
 
 PROMPT = (1, 0, 1)  # with an n-gram to find
@@ -88,10 +88,8 @@ def rule_cases() -> Iterator[Case]:
 def drafter_cases(rounds: int = 3) -> Iterator[Case]:
   """Yields cases that enumerate the shipped drafters' own `propose`."""
   target = HashModel(vocab_size=3)
-  params: Params = {'target': {}, 'drafter': {}}
   other = dataclasses.replace(target, noise=0.5)
   point_mass, sampled = DraftKind.POINT_MASS, DraftKind.SAMPLED
-  of_hash = lambda name, drafter: Trained(name, target, drafter, params)
   ngram = drafters.Ngram(num_draft_tokens=2, min_ngram=1)
   chain = drafters.Chain(model=other, num_draft_tokens=2)
   skip = drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)
@@ -104,11 +102,11 @@ def drafter_cases(rounds: int = 3) -> Iterator[Case]:
     ),
   )
   for scene, kind in (
-    (of_hash('NoDraft', drafters.NoDraft()), point_mass),
-    (of_hash('Ngram', ngram), point_mass),
-    (of_hash('Chain', chain), sampled),
-    (of_hash('Skip', skip), sampled),
-    (of_hash('PARD', pard), sampled),
+    (trained.untrained(target, drafters.NoDraft()), point_mass),
+    (trained.untrained(target, ngram), point_mass),
+    (trained.untrained(target, chain), sampled),
+    (trained.untrained(target, skip), sampled),
+    (trained.untrained(target, pard), sampled),
     (trained.other_vocabulary(), sampled),
     *((scene, sampled) for scene in trained.scenes(vocab_size=3)),
     (trained.remembering(), point_mass),
@@ -122,12 +120,9 @@ def drafter_cases(rounds: int = 3) -> Iterator[Case]:
   chain = drafters.Chain(
     model=dataclasses.replace(wide, noise=0.5), num_draft_tokens=2
   )
-  for name, drafter, kind in (
-    ('Ngram', ngram, point_mass),
-    ('Chain', chain, sampled),
-  ):
-    scene = Trained(name, wide, drafter, params)
-    name = f'drafters.{name}, every setting'
+  for drafter, kind in ((ngram, point_mass), (chain, sampled)):
+    scene = trained.untrained(wide, drafter)
+    name = f'drafters.{scene.name}, every setting'
     yield of_scene(name, scene, EVERY_SETTING, 2, kind)
 
 
@@ -165,6 +160,7 @@ def of_scene(
     proposal=proposal,
     target=target,
     law=law,
+    topology=scene.drafter.topology,
   )
 
 
@@ -193,11 +189,10 @@ def policy_cases() -> Iterator[Case]:
   chain = drafters.Chain(
     model=dataclasses.replace(model, noise=0.6), num_draft_tokens=3
   )
-  params: Params = {'target': {}, 'drafter': {}}
   sampling = Sampling(temperature=1.2, presence_penalty=0.5)
   confident = trained.confident(vocab_size=3)
   for policy, scene in (
-    *((policy, Trained('Chain', model, chain, params)) for policy in POLICIES),
+    *((policy, trained.untrained(model, chain)) for policy in POLICIES),
     (policies.Confidence(0.5), confident),
     (policies.ConfidenceProduct(0.3), confident),
     (policies.EarlyStopping(costs=(1.0, 1.4, 1.9, 2.5)), confident),
@@ -206,19 +201,6 @@ def policy_cases() -> Iterator[Case]:
     name = f'policies.{type(policy).__name__} of {scene.name}'
     scene = dataclasses.replace(scene, drafter=drafter)
     yield of_scene(name, scene, sampling, kind=DraftKind.SAMPLED)
-
-
-@dataclasses.dataclass(frozen=True)
-class TreeCase:
-  """Like `Case`, for trees with V = 3."""
-
-  name: str
-  kind: DraftKind
-  topology: tree.Topology
-  rounds: int
-  proposal: Proposal
-  target: Conditional
-  law: Conditional
 
 
 # Siblings only, deep and wide trees, and one that is not numbered by depth.
@@ -230,105 +212,71 @@ _TOPOLOGIES = {
 }
 
 
-_TWO_SIBLINGS = tree.k_ary((2,))
+def tree_cases() -> Iterator[Case]:
+  """Yields trees of every kind, and trees from the shipped drafters, V = 3."""
+  names = 'plain', 'temperature and top-k', 'greedy', 'disjoint'
+  scenes = [scene for scene in _SCENES if scene.name in names]
+  for kind, name, scene in itertools.product(DraftKind, _TOPOLOGIES, scenes):
+    yield _tree_case(name, _TOPOLOGIES[name], scene, kind)
+  # With two siblings this unlikely, even the best rule sometimes rejects both:
+  # the optimal acceptance is below 1.
+  contrary = _Scene('contrary', noise=0.0, draft_scale=-4.0)
+  for kind in (DraftKind.SAMPLED, DraftKind.WITHOUT_REPLACEMENT):
+    yield _tree_case('two siblings', tree.k_ary((2,)), contrary, kind)
+  (scene,) = (scene for scene in _SCENES if scene.name == 'constraint')
+  topology = _TOPOLOGIES['binary']
+  yield _tree_case('binary', topology, scene, DraftKind.SAMPLED)
+  sampling = Sampling(temperature=0.8, top_k=2, presence_penalty=0.5)
+  for drafted_tree, kind in _drafted_trees():
+    name = f'drafters.{drafted_tree.name}, top-k and a penalty'
+    yield of_scene(name, drafted_tree, sampling, kind=kind)
 
 
-def tree_cases() -> Iterator[TreeCase]:
-  """Yields trees of every kind, and trees from the shipped drafters."""
-  for kind, (name, topology), scene in itertools.product(
-    DraftKind, _TOPOLOGIES.items(), _TREE_SCENES
-  ):
-    model = HashModel(vocab_size=3)
-    other = dataclasses.replace(
-      model, noise=scene.noise, scale=scene.draft_scale
-    )
-    draft, _ = _tables(other, scene.draft)
-    target, law = _tables(model, scene.target)
-    yield TreeCase(
-      name=f'{name}, {scene.name}',
-      kind=kind,
-      topology=topology,
-      # Three rounds of depth 2 are 3 ** 9 strings, which take a minute.
-      rounds=2,
-      proposal=proposal_lib.tree(draft, topology, kind),
-      target=target,
-      law=law,
-    )
+def _tree_case(name, topology, scene, kind):
+  draft, target, law = _scene_tables(scene, vocab_size=3)
+  return Case(
+    name=f'{name}, {scene.name}',
+    kind=kind,
+    vocab_size=3,
+    num_draft_tokens=topology.num_nodes,
+    # Three rounds of depth 2 are 3 ** 9 strings, which take a minute.
+    rounds=(2,),
+    proposal=proposal_lib.tree(draft, topology, kind),
+    target=target,
+    law=law,
+    topology=topology,
+  )
+
+
+def _drafted_trees() -> Iterator[tuple[Trained, DraftKind]]:
+  """Yields drafters whose `propose` goes through `drafters.Tree`."""
   model = HashModel(vocab_size=3)
   chain = drafters.Chain(
     model=dataclasses.replace(model, noise=0.5), num_draft_tokens=2
   )
-  # With two siblings this unlikely, even the best rule sometimes rejects both:
-  # the optimal acceptance is below 1.
-  contrary = dataclasses.replace(model, scale=-model.scale)
-  draft, _ = _tables(contrary, _PLAIN)
-  target, law = _tables(model, _PLAIN)
-  for kind in (DraftKind.SAMPLED, DraftKind.WITHOUT_REPLACEMENT):
-    yield TreeCase(
-      name='two siblings, contrary',
-      kind=kind,
-      topology=_TWO_SIBLINGS,
-      rounds=2,
-      proposal=proposal_lib.tree(draft, _TWO_SIBLINGS, kind),
-      target=target,
-      law=law,
-    )
-  constrained = constrained_by(grammar.OneForbidden(3))
-  draft, _ = _tables(chain.model, constrained)
-  target, law = _tables(model, constrained)
-  yield TreeCase(
-    name='binary, constraint',
-    kind=DraftKind.SAMPLED,
-    topology=_TOPOLOGIES['binary'],
-    rounds=2,
-    proposal=proposal_lib.tree(draft, _TOPOLOGIES['binary'], DraftKind.SAMPLED),
-    target=target,
-    law=law,
+  tree_of = lambda drafter, kind: drafters.Tree(
+    drafter=drafter, topology=tree.Topology((0, 0, 1)), kind=kind
   )
   for kind in DraftKind:
-    yield _drafted_tree('Tree', chain, kind)
+    whole = tree_of(chain, kind)
+    yield trained.untrained(model, whole), kind
     # Whether a tree goes on after a node may depend on its token, for any kind.
     of_a_tree: list[Policy] = [policies.TokenProbability(0.5)]
     if kind is DraftKind.POINT_MASS:
       best = policies.Budget(ladder=(0, 2, 3), costs=(1.0, 1.05, 1.6))
       of_a_tree += [policies.TopNodes(2), best]
     for policy in of_a_tree:
-      yield _drafted_tree(f'Tree, {type(policy).__name__}', chain, kind, policy)
+      filtered = drafters.Adaptive(drafter=whole, policies=(policy,))
+      name = f'Tree, {type(policy).__name__}'
+      yield trained.untrained(model, filtered, name), kind
+  kind = DraftKind.WITHOUT_REPLACEMENT
   skip = drafters.Skip(model=model, layers=(0,), num_draft_tokens=2)
-  yield _drafted_tree('Tree of Skip', skip, DraftKind.WITHOUT_REPLACEMENT)
+  yield trained.untrained(model, tree_of(skip, kind), 'Tree of Skip'), kind
   # All but DFlash give the second slot of a block the token before it.
   for scene in trained.branching(vocab_size=3):
     if scene.name in ('DFlash', 'DFlash 2', 'DSpark', 'DSpark, RNN'):
-      yield _drafted_tree(
-        f'Tree of {scene.name}',
-        scene.drafter,
-        DraftKind.WITHOUT_REPLACEMENT,
-        scene=scene,
-      )
-
-
-def _drafted_tree(name, chain, kind, policy=None, scene=None):
-  """Returns a case that enumerates the `propose` of `drafters.Tree`."""
-  if scene is None:
-    params: Params = {'target': {}, 'drafter': {}}
-    scene = Trained(name, HashModel(vocab_size=3), chain, params)
-  topology = tree.Topology((0, 0, 1))
-  drafter: Drafter = drafters.Tree(drafter=chain, topology=topology, kind=kind)
-  if policy is not None:
-    drafter = drafters.Adaptive(drafter=drafter, policies=(policy,))
-  sampling = Sampling(temperature=0.8, top_k=2, presence_penalty=0.5)
-  target, law = _twice(scene.model, scene.params['target'], sampling)
-  return TreeCase(
-    name=f'drafters.{name}, top-k and a penalty',
-    kind=kind,
-    topology=topology,
-    rounds=2,
-    proposal=drafted.from_drafter(
-      drafter, scene.params, scene.model, PROMPT, sampling, rounds=2
-    ),
-    target=target,
-    law=law,
-  )
+      whole, name = tree_of(scene.drafter, kind), f'Tree of {scene.name}'
+      yield dataclasses.replace(scene, name=name, drafter=whole), kind
 
 
 def after_the_draw(threshold: float) -> Cut:
@@ -426,20 +374,12 @@ _SCENES = (
   _Scene('disjoint', target=_forbid(0, 2), draft=_forbid(1, 3)),
   _Scene('cut before the draw', cut=before_the_draw(0.5)),
 )
-_TREE_SCENES = tuple(
-  scene
-  for scene in _SCENES
-  if scene.name in ('plain', 'temperature and top-k', 'greedy', 'disjoint')
-)
 _EVERYWHERE = 4  # this many scenes, from the first, are used at every V and K
 _SHAPES = [(v, k) for v in (2, 3, 4) for k in (1, 2, 3)]
 
 
 def _scene_cases(scene, vocab_size, num_draft_tokens, rounds):
-  model = HashModel(vocab_size=vocab_size)
-  other = dataclasses.replace(model, noise=scene.noise, scale=scene.draft_scale)
-  draft, _ = _tables(other, scene.draft)
-  target, law = _tables(model, scene.target)
+  draft, target, law = _scene_tables(scene, vocab_size)
   for kind, propose in (
     (DraftKind.SAMPLED, proposal_lib.sampled),
     (DraftKind.POINT_MASS, proposal_lib.most_likely),
@@ -454,6 +394,14 @@ def _scene_cases(scene, vocab_size, num_draft_tokens, rounds):
       target=target,
       law=law,
     )
+
+
+def _scene_tables(scene, vocab_size):
+  """Returns the draft's distributions, and the target's as `_twice` does."""
+  model = HashModel(vocab_size=vocab_size)
+  other = dataclasses.replace(model, noise=scene.noise, scale=scene.draft_scale)
+  draft, _ = _tables(other, scene.draft)
+  return draft, *_tables(model, scene.target)
 
 
 def _tables(model, sampling):

@@ -42,27 +42,6 @@ def index(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
   return np.maximum(tokens, 0) @ place.astype(np.int64)
 
 
-def along(
-  conditional: Conditional, t: int, tokens: np.ndarray, count: int
-) -> np.ndarray:
-  """Returns distributions [n, D, count, V] after 0 .. count - 1 draft tokens.
-
-  Args:
-    conditional: the tables.
-    t: the length of the n strings that the drafts follow, n = V^t.
-    tokens: [n, D, K] int32, K at least count - 1.
-    count: the number of distributions per draft.
-  """
-  rows = []
-  for i in range(count):
-    table = conditional(t + i, t)
-    vocab_size = table.shape[-1]
-    table = table.reshape(len(tokens), -1, vocab_size)
-    path = index(tokens[..., :i], vocab_size)
-    rows.append(table[np.arange(len(tokens))[:, None], path])
-  return np.stack(rows, axis=2)
-
-
 def at_nodes(
   conditional: Conditional, t: int, tokens: np.ndarray, topology: Topology
 ) -> np.ndarray:
@@ -136,13 +115,25 @@ def from_logits(
 
   @functools.cache
   def conditional(t, committed):
-    table = logits(t)
+    table = logits(t).astype(np.float64)
     vocab_size = table.shape[1]
     emitted, drafted = np.split(strings(vocab_size, t), [committed], axis=1)
-    counts = None
+    in_prompt, generated = None, None
     if sampling.penalised:
       counts = count_tokens(prompt, emitted, vocab_size)
-    return warp(sampling, counts, table, emitted, drafted, by)
+      in_prompt, generated = counts.prompt, counts.generated
+    # Where the tokens do not matter, they would only add a new shape.
+    if sampling.constraint is None:
+      emitted = emitted[:, :0]
+      drafted = drafted if sampling.penalised else drafted[:, :0]
+    missing = -emitted.shape[1] % 16
+    emitted = np.pad(emitted, ((0, 0), (missing, 0)), constant_values=-1)
+    drafted = np.pad(drafted, ((0, 0), (1, 0)), constant_values=-1)
+    with precision.float64():
+      return in_blocks(
+        lambda *rows: _warp_block(by, sampling, in_prompt, rows),
+        (generated, table, emitted, drafted),
+      )
 
   if sampling.penalised or sampling.constraint is not None:
     return conditional
@@ -182,34 +173,6 @@ def count_tokens(
     np.asarray(tokens)[..., None] == np.arange(vocab_size)
   ).sum(axis=-2)
   return TokenCounts(prompt=count(prompt), generated=count(generated))
-
-
-def warp(
-  sampling: Sampling,
-  counts: TokenCounts | None,
-  logits: np.ndarray,
-  emitted: np.ndarray,
-  drafted: np.ndarray,
-  by: Warp = sampling_lib.warp,
-) -> np.ndarray:
-  """Applies `sampling.warp` in float64 to logits [n, V], after strings [n, t].
-
-  The strings are `emitted` [n, c] followed by `drafted` [n, t - c].
-  """
-  # Where the tokens do not matter, they would only add a new shape.
-  if sampling.constraint is None:
-    emitted = emitted[:, :0]
-    drafted = drafted if counts is not None else drafted[:, :0]
-  missing = -emitted.shape[1] % 16
-  emitted = np.pad(emitted, ((0, 0), (missing, 0)), constant_values=-1)
-  drafted = np.pad(drafted, ((0, 0), (1, 0)), constant_values=-1)
-  prompt = None if counts is None else counts.prompt
-  generated = None if counts is None else counts.generated
-  with precision.float64():
-    return in_blocks(
-      lambda *rows: _warp_block(by, sampling, prompt, rows),
-      (generated, logits.astype(np.float64), emitted, drafted),
-    )
 
 
 def in_blocks(function, arrays):

@@ -46,40 +46,39 @@ def from_drafter(
     rounds: the number of rounds that will be enumerated.
     by: the function that applies the settings.
   """
-  num_drafts = drafter.num_draft_tokens
+  num_drafts, vocab_size = drafter.num_draft_tokens, model.vocab_size
   topology = drafter.topology
   depth = num_drafts if topology is None else topology.depth
-  paths = conditional_lib.strings(model.vocab_size, num_drafts)
   lengths = np.arange((rounds - 1) * (depth + 1) + 1)
-  ends = np.cumsum(model.vocab_size**lengths)
+  ends = np.cumsum(vocab_size**lengths)
 
   @functools.cache
   def everything():
-    rows = _Rows.of(model.vocab_size, prompt, lengths, paths)
-    draft, weights = _propose(drafter, params, model, sampling, rows, by)
+    rows = _rows(vocab_size, prompt, lengths, num_drafts)
+    draft, weights = _propose(
+      drafter, params, model, prompt, sampling, rows=rows, by=by
+    )
     if draft.parents is not None and topology is None:
       raise ValueError(
         f'{type(drafter).__name__} drafts trees that differ from row to row, '
         'which cannot be enumerated: sample them '
         '(testing.assert_follows_target)'
       )
-    tokens = np.asarray(draft.tokens).reshape(ends[-1], *paths.shape)
+    tokens = np.asarray(draft.tokens).reshape(
+      ends[-1], vocab_size**num_drafts, num_drafts
+    )
     if draft.kind is DraftKind.POINT_MASS:
       # Nothing was drawn, so the draft is the same on every path.
-      tokens = tokens[:, :1]
+      tokens, probs = tokens[:, :1], None
       weights = np.ones(tokens.shape[:2])
-      return Drafts(tokens, None, weights, draft.kind, topology)
-    return Drafts(
-      tokens=tokens,
-      probs=np.asarray(draft.probs).reshape(*tokens.shape, -1),
-      weights=weights.reshape(tokens.shape[:2]),
-      kind=draft.kind,
-      topology=topology,
-    )
+    else:
+      probs = np.asarray(draft.probs).reshape(*tokens.shape, -1)
+      weights = weights.reshape(tokens.shape[:2])
+    return Drafts(tokens, probs, weights, draft.kind, topology)
 
   def propose(t):
     drafts = everything()
-    rows = slice(ends[t] - model.vocab_size**t, ends[t])
+    rows = slice(ends[t] - vocab_size**t, ends[t])
     return dataclasses.replace(
       drafts,
       tokens=drafts.tokens[rows],
@@ -105,45 +104,38 @@ def conditional(proposal: Proposal) -> Conditional:
   return table
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-  """A ragged batch: every string of some lengths with every path of K."""
+def _rows(vocab_size, prompt, lengths, num_drafts):
+  """Returns a ragged batch: every string of some lengths with every path of K.
 
-  prompt: tuple[int, ...]
-  tokens: np.ndarray  # [n, P + t] int32, the prompt first, -1 at the end
-  forced: np.ndarray  # [n, K] int32
+  These are the prompt and the string [n, P + t], -1 at the end, and the path
+  [n, K], int32.
+  """
 
-  @classmethod
-  def of(cls, vocab_size, prompt, lengths, paths):
-    def padded(length):
-      strings = conditional_lib.strings(vocab_size, length)
-      behind = np.full((len(strings), lengths[-1] - length), -1, np.int32)
-      head = np.tile(np.asarray(prompt, np.int32), (len(strings), 1))
-      return np.concatenate([head, strings, behind], axis=1)
+  def padded(length):
+    strings = conditional_lib.strings(vocab_size, length)
+    behind = np.full((len(strings), lengths[-1] - length), -1, np.int32)
+    head = np.tile(np.asarray(prompt, np.int32), (len(strings), 1))
+    return np.concatenate([head, strings, behind], axis=1)
 
-    tokens = np.concatenate([padded(length) for length in lengths])
-    return cls(
-      prompt=prompt,
-      tokens=np.repeat(tokens, len(paths), axis=0),
-      forced=np.tile(paths, (len(tokens), 1)),
-    )
+  tokens = np.concatenate([padded(length) for length in lengths])
+  paths = conditional_lib.strings(vocab_size, num_drafts)
+  return np.repeat(tokens, len(paths), axis=0), np.tile(paths, (len(tokens), 1))
 
 
 def _propose(
-  drafter, params, model, sampling, rows, by
+  drafter, params, model, prompt, sampling, *, rows, by
 ) -> tuple[Draft, np.ndarray]:
   """Returns each row's draft and the probability [n] that it is drawn."""
-  count, width = rows.tokens.shape
+  strings, paths = rows
+  count, width = strings.shape
   room = width + drafter.num_draft_tokens + 1
-  lengths = (rows.tokens >= 0).sum(axis=1, dtype=np.int32)
-  tokens = np.pad(np.maximum(rows.tokens, 0), ((0, 0), (0, room - width)))
+  lengths = (strings >= 0).sum(axis=1, dtype=np.int32)
+  tokens = np.pad(np.maximum(strings, 0), ((0, 0), (0, room - width)))
   drawn: list[tuple[Array, Array]] = []
 
   def draw(probs, position, node=None):
     column = position - lengths if node is None else 0 * lengths + node - 1
-    forced = jnp.take_along_axis(
-      jnp.asarray(rows.forced), column[:, None], axis=1
-    )
+    forced = jnp.take_along_axis(jnp.asarray(paths), column[:, None], axis=1)
     chosen = jnp.take_along_axis(probs, forced, axis=1)[:, 0]
     # If no token is left to draw, only one of the rows that differ here counts.
     is_left = jnp.sum(probs, axis=1) > 0
@@ -155,7 +147,7 @@ def _propose(
 
   @jax.jit
   def propose(params, state):
-    warp = _warp(by, sampling, rows, model.vocab_size)
+    warp = _warp(by, sampling, prompt, strings, model.vocab_size)
     draft, _ = drafter.propose(params, draw, warp, tokens, lengths, state)
     return draft
 
@@ -168,12 +160,12 @@ def _propose(
     draft = jax.device_get(propose(params, state))
     jax.effects_barrier()
   weights = np.ones(count)
-  is_drawn = np.zeros(rows.forced.shape, bool)
+  is_drawn = np.zeros(paths.shape, bool)
   for bits, column in drawn:
     weights *= np.ascontiguousarray(bits).view(np.float64)[:, 0]
     np.put_along_axis(is_drawn, np.asarray(column)[:, None], True, axis=1)
   # One path counts among those that differ only in tokens that no row drew.
-  weights *= np.all(is_drawn | (rows.forced == 0), axis=1)
+  weights *= np.all(is_drawn | (paths == 0), axis=1)
   return draft, weights
 
 
@@ -196,13 +188,13 @@ def _take_in(params, tokens, lengths, *, model, drafter, width):
   )
 
 
-def _warp(by, sampling, rows, vocab_size):
+def _warp(by, sampling, prompt, strings, vocab_size):
   counts = None
   if sampling.penalised:
-    emitted = rows.tokens[:, len(rows.prompt) :]
-    counts = conditional_lib.count_tokens(rows.prompt, emitted, vocab_size)
-    prompt = jnp.broadcast_to(counts.prompt, counts.generated.shape)
-    counts = dataclasses.replace(counts, prompt=prompt)
+    emitted = strings[:, len(prompt) :]
+    counts = conditional_lib.count_tokens(prompt, emitted, vocab_size)
+    of_rows = jnp.broadcast_to(counts.prompt, counts.generated.shape)
+    counts = dataclasses.replace(counts, prompt=of_rows)
   warp = jax.vmap(by, (None, 0, 0, 0))
   return lambda logits, drafted: warp(
     sampling, counts, logits.astype(jnp.float64), drafted

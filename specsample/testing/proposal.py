@@ -5,6 +5,7 @@ import dataclasses
 
 import numpy as np
 
+from specsample import tree as tree_lib
 from specsample.testing import conditional as conditional_lib
 from specsample.testing.conditional import Conditional
 from specsample.tree import Topology
@@ -50,7 +51,8 @@ def sampled(
     vocab_size = draft(0, 0).shape[-1]
     paths = conditional_lib.strings(vocab_size, num_draft_tokens)
     tokens = np.broadcast_to(paths, (vocab_size**t, *paths.shape))
-    probs = conditional_lib.along(draft, t, tokens, num_draft_tokens)
+    before_last = tree_lib.chain(num_draft_tokens - 1)
+    probs = conditional_lib.at_nodes(draft, t, tokens, before_last)
     drawn = np.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
     kept = np.arange(num_draft_tokens) < cut(tokens, probs)[..., None]
     return Drafts(

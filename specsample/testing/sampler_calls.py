@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from specsample import sampling as sampling_lib
+from specsample import tree as tree_lib
 from specsample import verify
 from specsample.sampling import Sampling
 from specsample.testing import cases as cases_lib
@@ -103,8 +104,8 @@ class Scene:
     emissions = enumerate_lib.Enumeration(
       verify.chain, proposal, target
     ).emissions(t)
-    after = conditional_lib.along(
-      lambda t, _: logits(t), t, drafts.tokens, num_drafts + 1
+    after = conditional_lib.at_nodes(
+      lambda t, _: logits(t), t, drafts.tokens, tree_lib.chain(num_drafts)
     )
     probs = drafts.probs
     chosen = string, _ = np.nonzero(drafts.weights)

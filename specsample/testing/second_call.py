@@ -13,23 +13,16 @@ import numpy as np
 
 from specsample import drafters
 from specsample.drafter import Drafter
-from specsample.loop import decode
-from specsample.loop.decoder import Decoder
 from specsample.memory import history as history_lib
 from specsample.memory import store as store_lib
 from specsample.sampling import Sampling
 from specsample.testing import cases as cases_lib
 from specsample.testing import conditional as conditional_lib
-from specsample.testing import drafted
-from specsample.testing import law as law_lib
-from specsample.testing import sample as sample_lib
-from specsample.testing import tiny
 from specsample.testing import trained
-from specsample.testing.sample import Group
-from specsample.testing.sample import Sample
-from specsample.types import Array, DraftKind, Params
+from specsample.testing.trained import Trained
+from specsample.types import DraftKind, Params
 
-MODEL = tiny.tiny_llama(vocab_size=2)
+MODEL = trained.tiny_llama(vocab_size=2)
 SUFFIX = drafters.Suffix(num_draft_tokens=2, min_kept=0.0)
 _EAGLE = drafters.Eagle(model=MODEL, num_draft_tokens=2)
 EITHER = drafters.Either(remembered=SUFFIX, trained=_EAGLE, prior_kept=1.0)
@@ -63,12 +56,6 @@ def store_of(text: np.ndarray, vocab_size: int) -> store_lib.Store:
   return history.store
 
 
-def cases() -> Iterator[cases_lib.Case]:
-  """Yields the second call of both drafters after each text of the first."""
-  yield from cases_of(SUFFIX)
-  yield from cases_of(EITHER)
-
-
 def cases_of(
   drafter: Drafter,
   change: Callable[[Drafter], Drafter] = lambda drafter: drafter,
@@ -80,82 +67,11 @@ def cases_of(
     change: makes the drafter that really drafts.
   """
   own, kind = params(1), DraftKind.SAMPLED
-  logits = conditional_lib.logits_after(MODEL, own['target'], cases_lib.PROMPT)
-  target = conditional_lib.from_logits(logits, cases_lib.PROMPT, SAMPLING)
-  law = law_lib.from_logits(logits, cases_lib.PROMPT, SAMPLING, target)
   if drafter is SUFFIX:
     own, kind = own | {'drafter': {}}, DraftKind.POINT_MASS
   for string in conditional_lib.strings(MODEL.vocab_size, _NUM_TOKENS):
-    text = np.append(cases_lib.PROMPT, string)
-    store = store_of(text, MODEL.vocab_size)
-    yield cases_lib.Case(
-      name=f'{type(drafter).__name__}, {string.tolist()} in its history',
-      kind=kind,
-      vocab_size=MODEL.vocab_size,
-      num_draft_tokens=drafter.num_draft_tokens,
-      rounds=(2,),
-      proposal=drafted.from_drafter(
-        change(drafter),
-        drafter.with_store(own, 'history', store),
-        MODEL,
-        cases_lib.PROMPT,
-        SAMPLING,
-        rounds=2,
-      ),
-      target=target,
-      law=law,
-    )
-
-
-def draw(
-  groups: tuple[Group, ...],
-  keys: tuple[Array, Array],
-  *,
-  decoders: tuple[Decoder, ...],
-  num_tokens: int,
-  num_rows: int,
-) -> Sample:
-  """Draws the rows of a second call, each with a history of its own.
-
-  A row's history holds what the first call wrote for it. In a history of
-  thousands of rows, the text of a single one would have too little effect.
-
-  Args:
-    groups, num_tokens, num_rows: as for `sample.draw`.
-    keys: of the two calls; request ids are the same in both.
-    decoders: of the two calls, with policies without parameters and `SUFFIX`.
-  """
-  remembered = trained.remembering().params
-  first = sample_lib.draw(
-    decoders[0],
-    remembered,
-    groups,
-    keys[0],
-    num_tokens=num_tokens,
-    num_rows=num_rows,
-  )
-  prompts = [groups[i % len(groups)].prompt for i in range(len(first.tokens))]
-  stores = [
-    store_of(np.append(prompt, row), decoders[0].model.vocab_size)
-    for prompt, row in zip(prompts, first.tokens, strict=True)
-  ]
-
-  def run(shared, state, store):
-    return decode.advance(
-      decoders[1],
-      shared | {'drafter': {'store': store}},
-      state,
-      max_rounds=num_tokens,
-    )
-
-  return sample_lib.draw_in_batches(
-    run,
-    decoders[1],
-    {'target': {}, 'drafter': {'store': stores[0]}},
-    groups,
-    keys[1],
-    own=(jax.tree.map(lambda *x: np.stack(x), *stores),),
-    num_tokens=num_tokens,
-    num_rows=num_rows,
-    at_once=len(stores),
-  )
+    store = store_of(np.append(cases_lib.PROMPT, string), MODEL.vocab_size)
+    name = f'{type(drafter).__name__}, {string.tolist()} in its history'
+    tree = drafter.with_store(own, 'history', store)
+    scene = Trained(name, MODEL, change(drafter), tree)
+    yield cases_lib.of_scene(name, scene, SAMPLING, kind=kind)

@@ -12,7 +12,7 @@ import numpy as np
 from specsample import drafters
 from specsample.drafter import Drafter
 from specsample.memory import store as store_lib
-from specsample.testing import tiny
+from specsample.models import transformer
 from specsample.testing.hash_model import HashModel
 from specsample.types import Array, Model, Params
 from specsample.vocabularies import vocab_map
@@ -26,6 +26,36 @@ class Trained:
   model: Model
   drafter: Drafter
   params: Params
+
+
+def untrained(
+  model: Model, drafter: Drafter, name: str | None = None
+) -> Trained:
+  """Returns a scene without parameters, by default named after the drafter."""
+  params: Params = {'target': {}, 'drafter': {}}
+  return Trained(name or type(drafter).__name__, model, drafter, params)
+
+
+def tiny_llama(
+  vocab_size: int = 32,
+  num_layers: int = 2,
+  dim: int = 16,
+  max_length: int = 256,
+) -> transformer.Transformer:
+  """Returns a Llama of a few thousand weights, two query heads per key head.
+
+  Its parameters are `tiny_llama().init(jax.random.key(0))`.
+  """
+  return transformer.Transformer(
+    vocab_size=vocab_size,
+    num_layers=num_layers,
+    dim=dim,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    mlp_dim=2 * dim,
+    max_length=max_length,
+  )
 
 
 def with_noise(params: Params, key: Array, scale: float = 0.1) -> Params:
@@ -46,173 +76,144 @@ def with_noise(params: Params, key: Array, scale: float = 0.1) -> Params:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """A kind of trained drafter.
-
-  `make(target, num_draft_tokens, some)` returns one for a target. `some` is the
-  size of its draft vocabulary, for the kinds that are tested with one.
-  """
+  """A kind of trained drafter."""
 
   name: str
-  make: Callable[[Any, int, int | None], Any]
+  drafter: Callable[..., Any]  # its class
+  settings: Callable[[Any], dict[str, Any]] = lambda target: {}
+  drafts_some: bool = False  # whether it is tested with a draft vocabulary
   branches: bool = True  # whether it also drafts trees
+
+  def make(self, target: Any, num_draft_tokens: int, some: int | None) -> Any:
+    """Returns a drafter for a target, with a draft vocabulary of `some`."""
+    settings = self.settings(target)
+    if self.drafts_some:
+      settings |= {'draft_vocab_size': some}
+    return self.drafter(
+      model=target, num_draft_tokens=num_draft_tokens, **settings
+    )
 
 
 # The certificate, the tests on eight devices and those of trees and policies
 # all go through this table.
 CASES = (
-  Kind(
-    'Medusa',
-    lambda target, count, some: drafters.Medusa(
-      model=target, num_draft_tokens=count, draft_vocab_size=some
-    ),
-  ),
-  Kind(
-    'Hydra',
-    lambda target, count, some: drafters.Hydra(
-      model=target, num_draft_tokens=count, draft_vocab_size=some
-    ),
-  ),
+  Kind('Medusa', drafters.Medusa, drafts_some=True),
+  Kind('Hydra', drafters.Hydra, drafts_some=True),
   Kind(
     'Hydra++',
-    lambda target, count, some: drafters.Hydra(
-      model=target, num_draft_tokens=count, num_layers=2, prefix_attention=True
-    ),
+    drafters.Hydra,
+    lambda target: {'num_layers': 2, 'prefix_attention': True},
   ),
   Kind(
     'DraftModel',
-    lambda target, count, some: drafters.DraftModel(
-      model=target,
-      num_draft_tokens=count,
-      layers=(target.num_layers - 1,),
-      draft_vocab_size=some,
-    ),
+    drafters.DraftModel,
+    lambda target: {'layers': (target.num_layers - 1,)},
+    drafts_some=True,
   ),
   Kind(
     'DFlash',
-    lambda target, count, some: drafters.DFlash(
-      model=target,
-      num_draft_tokens=count,
-      feature_layers=(0, target.num_layers - 1),
-      num_layers=1,
-      draft_vocab_size=some,
-    ),
+    drafters.DFlash,
+    lambda target: {
+      'feature_layers': (0, target.num_layers - 1),
+      'num_layers': 1,
+    },
+    drafts_some=True,
   ),
   Kind(
     'DFlash with windows',
-    lambda target, count, some: drafters.DFlash(
-      model=target,
-      num_draft_tokens=count,
-      feature_layers=(0, target.num_layers - 1),
-      num_layers=2,
-      layer_config=dataclasses.replace(
+    drafters.DFlash,
+    lambda target: {
+      'feature_layers': (0, target.num_layers - 1),
+      'num_layers': 2,
+      'layer_config': dataclasses.replace(
         target, sliding_window=2, sliding_layers=(0,)
       ),
-      causal_layers=(0,),
-    ),
+      'causal_layers': (0,),
+    },
   ),
   Kind(
     'DSpark',
-    lambda target, count, some: drafters.DSpark(
-      model=target,
-      num_draft_tokens=count,
-      feature_layers=(0, target.num_layers - 1),
-      num_layers=1,
-      rank=4,
-      has_feature_norms=True,
-    ),
+    drafters.DSpark,
+    lambda target: {
+      'feature_layers': (0, target.num_layers - 1),
+      'num_layers': 1,
+      'rank': 4,
+      'has_feature_norms': True,
+    },
   ),
   Kind(
     'DSpark, gated',
-    lambda target, count, some: drafters.DSpark(
-      model=target,
-      num_draft_tokens=count,
-      feature_layers=(0,),
-      num_layers=1,
-      draft_vocab_size=some,
-      rank=4,
-      head='gated',
-    ),
+    drafters.DSpark,
+    lambda target: {
+      'feature_layers': (0,),
+      'num_layers': 1,
+      'rank': 4,
+      'head': 'gated',
+    },
+    drafts_some=True,
   ),
   Kind(
     'DSpark, RNN',
-    lambda target, count, some: drafters.DSpark(
-      model=target,
-      num_draft_tokens=count,
-      feature_layers=(0,),
-      num_layers=1,
-      drafts_from_pending=True,
-      rank=4,
-      head='rnn',
-    ),
+    drafters.DSpark,
+    lambda target: {
+      'feature_layers': (0,),
+      'num_layers': 1,
+      'drafts_from_pending': True,
+      'rank': 4,
+      'head': 'rnn',
+    },
   ),
   Kind(
     'DFlash 2',
-    lambda target, count, some: drafters.DFlash2(
-      model=target,
-      num_draft_tokens=count,
-      feature_layers=(0, target.num_layers - 1),
-      num_layers=1,
-      conv_group_size=4,
-      selector_rank=4,
-      selector_top_k=max(2, target.vocab_size // 5),
-      final_logit_softcapping=5.0,
-    ),
+    drafters.DFlash2,
+    lambda target: {
+      'feature_layers': (0, target.num_layers - 1),
+      'num_layers': 1,
+      'conv_group_size': 4,
+      'selector_rank': 4,
+      'selector_top_k': max(2, target.vocab_size // 5),
+      'final_logit_softcapping': 5.0,
+    },
   ),
   Kind(
     'EAGLE-3',
-    lambda target, count, some: drafters.Eagle3(
-      model=target,
-      num_draft_tokens=count,
-      feature_layers=(-1, 0, target.num_layers - 1),
-      has_feature_norms=True,
-    ),
+    drafters.Eagle3,
+    lambda target: {
+      'feature_layers': (-1, 0, target.num_layers - 1),
+      'has_feature_norms': True,
+    },
   ),
   Kind(
     'P-EAGLE',
-    lambda target, count, some: drafters.PEagle(
-      model=target,
-      num_draft_tokens=count,
-      feature_layers=(0, target.num_layers - 1),
-      mask_token_id=1,
-      num_layers=2,
-      draft_vocab_size=some,
-    ),
+    drafters.PEagle,
+    lambda target: {
+      'feature_layers': (0, target.num_layers - 1),
+      'mask_token_id': 1,
+      'num_layers': 2,
+    },
+    drafts_some=True,
   ),
   Kind(
     'Assistant',
-    lambda target, count, some: drafters.Assistant(
-      model=target,
-      num_draft_tokens=count,
-      kv_layers=(target.num_layers - 1, 0),
-      layer_config=dataclasses.replace(
+    drafters.Assistant,
+    lambda target: {
+      'kv_layers': (target.num_layers - 1, 0),
+      'layer_config': dataclasses.replace(
         target,
         num_layers=4,
         num_shared=2,
         sliding_window=3,
         sliding_layers=(0, 2),
       ),
-    ),
+    },
   ),
-  Kind(
-    'EAGLE',
-    lambda target, count, some: drafters.Eagle(
-      model=target, num_draft_tokens=count, draft_vocab_size=some
-    ),
-  ),
-  Kind(
-    'MTP',
-    lambda target, count, some: drafters.MTP(
-      model=target, num_draft_tokens=count, draft_vocab_size=some
-    ),
-  ),
+  Kind('EAGLE', drafters.Eagle, drafts_some=True),
+  Kind('MTP', drafters.MTP, drafts_some=True),
   Kind(
     'MTP of 2',
-    lambda target, count, some: drafters.MTP(
-      model=target,
-      num_draft_tokens=count,
-      num_modules=2,
-      draft_vocab_size=some,
-    ),
+    drafters.MTP,
+    lambda target: {'num_modules': 2},
+    drafts_some=True,
     branches=False,
   ),
 )
@@ -230,7 +231,7 @@ def scenes(vocab_size: int) -> Iterator[Trained]:
     is_of_hashes = kind.name in _OF_HASHES
     target: Any = HashModel(vocab_size=vocab_size)
     if not is_of_hashes:
-      target = tiny.tiny_llama(vocab_size=vocab_size)
+      target = tiny_llama(vocab_size=vocab_size)
     drafter = kind.make(target, 2, (vocab_size + 1) // 2)
     params = _of_hashes(drafter) if is_of_hashes else _of_llama(drafter)
     yield Trained(kind.name, target, drafter, params)

@@ -99,7 +99,7 @@ def _of_draw(draw, num_rows) -> Record:
   if draw.sample is not sample_lib.draw:
     sample = draw.sample(
       draw.decoder,
-      draw.params,
+      draw.scene.params,
       draw.groups,
       jax.random.key(0),
       num_tokens=sampled_cases.NUM_TOKENS,
@@ -110,9 +110,9 @@ def _of_draw(draw, num_rows) -> Record:
   rows = sample_lib.requests(draw.groups[:num_rows], num_rows)
   return _fields(
     specsample.generate(
-      *(draw.params, rows.prompts, rows.lengths, jax.random.key(0)),
-      model=draw.model,
-      drafter=draw.drafter,
+      *(draw.scene.params, rows.prompts, rows.lengths, jax.random.key(0)),
+      model=draw.scene.model,
+      drafter=draw.scene.drafter,
       verify=verify,
       sampling=rows.sampling,
       max_new_tokens=_NUM_TOKENS,

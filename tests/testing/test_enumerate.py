@@ -77,14 +77,17 @@ def test_after_an_end_comes_nothing_else():
 
 
 @pytest.mark.parametrize(
-  ('rule', 'kept'), [(acceptance.chain, 10 / 9), (acceptance.block, 11 / 9)]
+  ('rule', 'formula', 'kept'),
+  [
+    (verify.chain, acceptance.tree, 10 / 9),
+    (verify.block, acceptance.multi_path_block, 11 / 9),
+  ],
 )
-def test_worked_example_of_the_papers(rule, kept):
+def test_worked_example_of_the_papers(rule, formula, kept):
   drafts = proposal.sampled(_context_free(2 / 3, 1 / 3), 2)
   target = _context_free(1 / 3, 2 / 3)
-  assert rule(drafts, target).sum() == pytest.approx(kept, abs=1e-15)
-  verifier = {acceptance.chain: verify.chain, acceptance.block: verify.block}
-  enumeration = enumerate_lib.Enumeration(verifier[rule], drafts, target)
+  assert formula(drafts, target).sum() == pytest.approx(kept, abs=1e-15)
+  enumeration = enumerate_lib.Enumeration(rule, drafts, target)
   assert enumeration.expected_accepted() == pytest.approx(kept, abs=1e-15)
 
 

@@ -109,7 +109,7 @@ def test_acceptance_off_by_little_is_noticed(sample):
       conditional.from_model(model, {}, group.prompt, group.sampling)
       for model in (_MODEL, dataclasses.replace(_MODEL, noise=0.5))
     )
-    at_least = acceptance.chain(proposal.sampled(draft, 1), target)
+    at_least = acceptance.tree(proposal.sampled(draft, 1), target)
     laws.append(acceptance.law(at_least))
   result = sample_lib.acceptance(sample, laws)
   assert result.passed

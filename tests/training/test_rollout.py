@@ -20,11 +20,11 @@ from specsample.loop import decode
 from specsample.loop import refill
 from specsample.testing import grammar
 from specsample.testing import hash_model
-from specsample.testing import tiny
+from specsample.testing import trained
 
 _V = 12
-_MODEL = tiny.tiny_llama(vocab_size=_V)
-_DRAFT = tiny.tiny_llama(vocab_size=_V, num_layers=1)
+_MODEL = trained.tiny_llama(vocab_size=_V)
+_DRAFT = trained.tiny_llama(vocab_size=_V, num_layers=1)
 _CHAIN = drafters.Chain(model=_DRAFT, num_draft_tokens=3)
 _SUFFIX = drafters.Suffix(num_draft_tokens=3, min_kept=0.0)
 _PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11]]
@@ -255,7 +255,7 @@ def test_a_history_of_the_epoch_before_saves_rounds():
   assert second.rounds.sum() < first.rounds.sum()
 
 
-_WIDER = tiny.tiny_llama(vocab_size=_V, dim=32).init(jax.random.key(0))
+_WIDER = trained.tiny_llama(vocab_size=_V, dim=32).init(jax.random.key(0))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from experiments.certificate.planted import choices
 from experiments.certificate.planted import detectors
 from experiments.certificate.planted import drafters
 from experiments.certificate.planted import loop
-from experiments.certificate.planted import online
 from experiments.certificate.planted import policies as planted_policies
 from experiments.certificate.planted import recurrent
 from experiments.certificate.planted import rollouts
@@ -29,6 +28,7 @@ from specsample.drafters import Ngram
 from specsample.drafters import TLI
 from specsample.sampling import Sampling
 from specsample.testing import cases
+from specsample.testing import trained
 from specsample.testing.grammar import OneForbidden
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
@@ -253,11 +253,11 @@ BUGS = (
   bug.of_rule(
     'the bonus token skipped on full acceptance',
     rules.skipped_bonus,
-    detector=detectors.tokens_given_away,
+    detector=detectors.given_away,
   ),
   bug.of_acceptance(
     "the drafter's cache missing the last accepted token",
-    functools.partial(detectors.untrained, detectors.CHAIN),
+    functools.partial(trained.untrained, detectors.MODEL, detectors.CHAIN),
     lambda drafter: drafters.ForgetsLastAccepted(drafter=drafter),
   ),
   bug.of_acceptance(
@@ -275,7 +275,7 @@ BUGS = (
   ),
   bug.of_acceptance(
     'drafts looked up in tokens that were drafted and rejected',
-    functools.partial(detectors.untrained, _COPY),
+    functools.partial(trained.untrained, detectors.MODEL, _COPY),
     lambda drafter: drafters.RemembersDrafts(drafter=drafter),
   ),
   bug.Bug(
@@ -386,11 +386,11 @@ BUGS = (
     'later siblings never tried',
     trees.only_first_siblings,
     verify.tree,
-    detectors.nodes_given_away,
+    functools.partial(detectors.given_away, topology=bug.BINARY),
   ),
   bug.Bug(
     'weights updated between the draw of a draft and its verdict',
-    online.sampled,
+    rollouts.learning,
     {'is_mistaken': True},
   ),
   bug.Bug(

@@ -35,7 +35,6 @@ from specsample.testing import precision
 from specsample.testing import proposal as proposal_lib
 from specsample.testing import sample as sample_lib
 from specsample.testing import trained
-from specsample.testing import tree_acceptance
 from specsample.testing.conditional import Conditional
 from specsample.testing.conditional import Warp
 from specsample.testing.hash_model import HashModel
@@ -110,15 +109,10 @@ def enumerated(
 ) -> Reading:
   """Returns the largest error in a string's probability, after two rounds."""
   target, law = _tables(model, sampling)
-  enumeration = enumerate_lib.Enumeration(
-    verifier,
-    drafted.from_drafter(
-      drafter, params(), model, cases.PROMPT, sampling, rounds=2
-    ),
-    target,
+  proposal = drafted.from_drafter(
+    drafter, params(), model, cases.PROMPT, sampling, rounds=2
   )
-  error, _ = enumeration.error(2, law)
-  return Reading(error, _TOLERANCE, 'exact enumeration, largest error')
+  return _of_strings(enumerate_lib.Enumeration(verifier, proposal, target), law)
 
 
 @functools.cache
@@ -150,13 +144,6 @@ _WIDE_CHAIN = drafters.Chain(
 )
 
 
-def warped(warp: Warp = sampling_lib.warp) -> Reading:
-  """Returns what `enumerated` does if all settings are applied by `warp`."""
-  enumeration, _, law = everywhere(warp)
-  error, _ = enumeration.error(2, law)
-  return Reading(error, _TOLERANCE, 'exact enumeration, largest error')
-
-
 @functools.cache
 def everywhere(
   warp: Warp,
@@ -168,16 +155,22 @@ def everywhere(
   """
   sampling = cases.EVERY_SETTING
   target, law = _tables(_WIDE, sampling, warp)
+  params: Params = {'target': {}, 'drafter': {}}
   proposal = drafted.from_drafter(
-    _WIDE_CHAIN,
-    {'target': {}, 'drafter': {}},
-    _WIDE,
-    cases.PROMPT,
-    sampling,
-    rounds=2,
-    by=warp,
+    _WIDE_CHAIN, params, _WIDE, cases.PROMPT, sampling, rounds=2, by=warp
   )
   return enumerate_lib.Enumeration(verify.chain, proposal, target), target, law
+
+
+def warped(warp: Warp = sampling_lib.warp) -> Reading:
+  """Returns what `enumerated` does if all settings are applied by `warp`."""
+  enumeration, _, law = everywhere(warp)
+  return _of_strings(enumeration, law)
+
+
+def _of_strings(enumeration, law):
+  error, _ = enumeration.error(2, law)
+  return Reading(error, _TOLERANCE, 'exact enumeration, largest error')
 
 
 def _tables(model, sampling, warp=sampling_lib.warp):
@@ -187,23 +180,19 @@ def _tables(model, sampling, warp=sampling_lib.warp):
   return target, law
 
 
-def tokens_given_away(verifier: Verifier = verify.chain) -> Reading:
-  """Returns how far a round is from E[tokens] = 1 + sum of products of min."""
+def given_away(
+  verifier: Verifier = verify.chain, topology: Topology | None = None
+) -> Reading:
+  """Returns how far the drafts kept in a round are from the token rule's.
+
+  In a tree, they are compared with those of recursive rejection.
+  """
   proposal = proposal_lib.sampled(_drawn(), CHAIN.num_draft_tokens)
-  return _given_away(verifier, proposal, acceptance.chain)
-
-
-def nodes_given_away(verifier: Verifier = verify.tree) -> Reading:
-  """Returns how far a tree's kept drafts are from recursive rejection's."""
-  topology = Topology((0, 0, 1))
-  proposal = proposal_lib.tree(_drawn(), topology, DraftKind.SAMPLED)
-  return _given_away(verifier, proposal, tree_acceptance.tree)
-
-
-def _given_away(verifier, proposal, formula):
+  if topology is not None:
+    proposal = proposal_lib.tree(_drawn(), topology, DraftKind.SAMPLED)
   target = conditional_lib.from_model(MODEL, {}, cases.PROMPT)
   enumeration = enumerate_lib.Enumeration(verifier, proposal, target)
-  ideal = formula(proposal, target).sum()
+  ideal = acceptance.tree(proposal, target).sum()
   return Reading(
     float(abs(ideal - enumeration.expected_accepted())),
     _TOLERANCE,
@@ -336,12 +325,6 @@ def _kept(scene, drafter, state):
     return 1 - jnp.cumsum(law.stop[:, :-1], axis=1)
 
   return np.asarray(at_least(scene.params, state))
-
-
-def untrained(drafter: Drafter) -> Trained:
-  """Returns the scene of a drafter without parameters, for `MODEL`."""
-  params: Params = {'target': {}, 'drafter': {}}
-  return Trained(type(drafter).__name__, MODEL, drafter, params)
 
 
 def with_features(name: str) -> Trained:

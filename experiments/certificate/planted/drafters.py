@@ -47,17 +47,36 @@ class Changed(Wrapper):
     return self.change(draft), state
 
 
-def as_given(warp: Warp) -> Warp:
-  """Returns the warp that the loop gives."""
-  return warp
+@types.pytree
+class _With:
+  """The state of a wrapped drafter, with arrays of the wrapper's own."""
+
+  inner: types.DrafterState
+  own: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Stateful(Wrapper):
+  """A wrapper that begins with the arrays that `begin` returns."""
+
+  def begin(self, batch_size: int, max_length: int) -> Any:
+    raise NotImplementedError
+
+  def init(self, params, batch_size, max_length):
+    inner = super().init(params, batch_size, max_length)
+    return _With(inner=inner, own=self.begin(batch_size, max_length))
+
+  def observe(self, params, tokens, count, output, verdict, state):
+    inner = super().observe(params, tokens, count, output, verdict, state.inner)
+    return dataclasses.replace(state, inner=inner)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Misdeclared(Wrapper):
   """Draws from one distribution and tells the verifier of another."""
 
-  drawn: Rewarp = as_given
-  declared: Rewarp = as_given
+  drawn: Rewarp = lambda warp: warp
+  declared: Rewarp = lambda warp: warp
 
   def propose(self, params, draw, warp, tokens, length, state):
     drawn, _ = self.drafter.propose(
@@ -240,14 +259,8 @@ class DeclaredAfterOtherTokens(Wrapper):
     return dataclasses.replace(draft, probs=declared.probs), new
 
 
-@types.pytree
-class _Declared:
-  inner: types.DrafterState
-  probs: Array  # [B, K, V], of the previous round
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KeepsOldCandidates(Wrapper):
+class KeepsOldCandidates(_Stateful):
   """Writes a round's few probabilities into a buffer that is never cleared.
 
   The candidates of the round before are then declared too.
@@ -255,24 +268,17 @@ class KeepsOldCandidates(Wrapper):
 
   vocab_size: int
 
-  def init(self, params, batch_size, max_length):
-    shape = batch_size, self.num_draft_tokens, self.vocab_size
-    return _Declared(
-      inner=super().init(params, batch_size, max_length),
-      probs=jnp.zeros(shape),
-    )
-
-  def observe(self, params, tokens, count, output, verdict, state):
-    inner = super().observe(params, tokens, count, output, verdict, state.inner)
-    return dataclasses.replace(state, inner=inner)
+  def begin(self, batch_size, max_length):
+    del max_length
+    return jnp.zeros((batch_size, self.num_draft_tokens, self.vocab_size))
 
   def propose(self, params, draw, warp, tokens, length, state):
     draft, inner = super().propose(
       params, draw, warp, tokens, length, state.inner
     )
-    declared = jnp.where(draft.probs > 0, draft.probs, state.probs)
+    declared = jnp.where(draft.probs > 0, draft.probs, state.own)
     declared /= jnp.sum(declared, axis=-1, keepdims=True)
-    new = _Declared(inner=inner, probs=draft.probs)
+    new = _With(inner=inner, own=draft.probs)
     return dataclasses.replace(draft, probs=declared), new
 
 
@@ -326,28 +332,21 @@ def unknown_tokens(draft):
   return types.Draft(tokens=tokens, probs=None, kind=DraftKind.POINT_MASS)
 
 
-@types.pytree
-class _Forgetful:
-  inner: types.DrafterState
-  missing: Array  # [B] bool, whether the previous round accepted all drafts
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ForgetsLastAccepted(Wrapper):
+class ForgetsLastAccepted(_Stateful):
   """A drafter whose cache misses the last token of a fully accepted draft.
 
   That token was drawn but never fed; token 0 is read in its place.
   """
 
-  def init(self, params, batch_size, max_length):
-    return _Forgetful(
-      inner=super().init(params, batch_size, max_length),
-      missing=jnp.zeros(batch_size, bool),
-    )
+  def begin(self, batch_size, max_length):
+    """Returns whether the previous round accepted all drafts, [B] bool."""
+    del max_length
+    return jnp.zeros(batch_size, bool)
 
   def propose(self, params, draw, warp, tokens, length, state):
     before_pending = jnp.arange(tokens.shape[1]) == length[:, None] - 2
-    seen = jnp.where(state.missing[:, None] & before_pending, 0, tokens)
+    seen = jnp.where(state.own[:, None] & before_pending, 0, tokens)
     draft, inner = super().propose(
       params, draw, warp, seen, length, state.inner
     )
@@ -355,12 +354,9 @@ class ForgetsLastAccepted(Wrapper):
 
   def observe(self, params, tokens, count, output, verdict, state):
     if verdict is None:
-      inner = super().observe(
-        params, tokens, count, output, verdict, state.inner
-      )
-      return dataclasses.replace(state, inner=inner)
+      return super().observe(params, tokens, count, output, verdict, state)
     missing = verdict.num_accepted == self.num_draft_tokens
-    return dataclasses.replace(state, missing=missing)
+    return dataclasses.replace(state, own=missing)
 
 
 def one_layer_off(drafter: Any) -> Drafter:
@@ -399,40 +395,42 @@ class KeepsRejected(Wrapper):
 
 
 @types.pytree
-class _Remembered:
-  inner: types.DrafterState
-  text: Array  # [B, S] int32, what is looked up in
+class _Text:
+  tokens: Array  # [B, S] int32, what is looked up in
   length: Array  # [B] int32
   drafted: Array  # [B, K] int32, -1 after the last
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RemembersDrafts(Wrapper):
+class RemembersDrafts(_Stateful):
   """A lookup in the tokens that were drafted, whether or not they stayed."""
 
-  def init(self, params, batch_size, max_length):
+  def begin(self, batch_size, max_length):
     size = max_length * (self.num_draft_tokens + 1)
-    return _Remembered(
-      inner=super().init(params, batch_size, max_length),
-      text=jnp.zeros((batch_size, size), jnp.int32),
+    return _Text(
+      tokens=jnp.zeros((batch_size, size), jnp.int32),
       length=jnp.zeros(batch_size, jnp.int32),
       drafted=jnp.zeros((batch_size, self.num_draft_tokens), jnp.int32),
     )
 
   def observe(self, params, tokens, count, output, verdict, state):
+    text = state.own
     if verdict is not None:
-      tokens = jnp.concatenate([tokens[:, :1], state.drafted], axis=1)
+      tokens = jnp.concatenate([tokens[:, :1], text.drafted], axis=1)
       count = jnp.where(count > 0, jnp.sum(tokens >= 0, axis=1), 0)
-    return dataclasses.replace(
-      state,
-      text=cache.write(state.text, tokens, state.length),
-      length=state.length + count,
+    text = dataclasses.replace(
+      text,
+      tokens=cache.write(text.tokens, tokens, text.length),
+      length=text.length + count,
     )
+    return dataclasses.replace(state, own=text)
 
   def propose(self, params, draw, warp, tokens, length, state):
+    text = state.own
     pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
-    text = cache.write(state.text, pending, state.length)
+    written = cache.write(text.tokens, pending, text.length)
     draft, inner = super().propose(
-      params, draw, warp, text, state.length + 1, state.inner
+      params, draw, warp, written, text.length + 1, state.inner
     )
-    return draft, dataclasses.replace(state, inner=inner, drafted=draft.tokens)
+    text = dataclasses.replace(text, drafted=draft.tokens)
+    return draft, _With(inner=inner, own=text)

@@ -1,4 +1,8 @@
-"""Mistakes of rollouts, whose policy moves from call to call."""
+"""Mistakes with weights that move: of rollouts, and of drafters that learn.
+
+A rollout's policy moves from call to call, and a drafter that learns moves
+while it drafts.
+"""
 
 from collections.abc import Callable
 import dataclasses
@@ -15,17 +19,21 @@ import specsample
 from specsample import types
 from specsample import verify
 from specsample.drafter import Drafter
+from specsample.loop import decode
 from specsample.loop.decoder import Decoder
+from specsample.testing import adapting
 from specsample.testing import cases as cases_lib
 from specsample.testing import conditional
 from specsample.testing import enumerate as enumerate_lib
 from specsample.testing import law as law_lib
 from specsample.testing import sample as sample_lib
 from specsample.testing import second_call
+from specsample.testing import trained
 from specsample.testing.hash_model import HashModel
 from specsample.testing.sample import Group
+from specsample.training import online
 from specsample.training.rollout import Rollouts
-from specsample.types import DraftKind
+from specsample.types import DraftKind, Params
 
 _NUM_TOKENS = 4
 _NUM_ROWS = 4096
@@ -106,19 +114,45 @@ def recomputed(
 def remembering(have_same_key: bool = False) -> Reading:
   """Tests a second call's tokens by chi-square, each row with a history.
 
+  A row's history holds what the first call wrote for it. In a history of
+  thousands of rows, the text of a single one would have too little effect.
+
   Args:
     have_same_key: whether both calls have the same key, a mistake.
   """
-  key = jax.random.key(7)
-  keys = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
-  sample = second_call.draw(
+  keys = [jax.random.fold_in(jax.random.key(7), i) for i in range(2)]
+  if have_same_key:
+    keys = [jax.random.key(7)] * 2
+  before, now = (
+    Decoder(model, second_call.SUFFIX, verify.chain) for model in _POLICIES
+  )
+  first = sample_lib.draw(
+    before,
+    trained.remembering().params,
     _GROUPS,
-    (key, key) if have_same_key else keys,
-    decoders=tuple(
-      Decoder(model, second_call.SUFFIX, verify.chain) for model in _POLICIES
-    ),
+    keys[0],
     num_tokens=_NUM_TOKENS,
     num_rows=_NUM_ROWS,
+  )
+  stores = [
+    second_call.store_of(np.append(_GROUPS[0].prompt, row), 3)
+    for row in first.tokens
+  ]
+
+  def run(shared, state, store):
+    params = shared | {'drafter': {'store': store}}
+    return decode.advance(now, params, state, max_rounds=_NUM_TOKENS)
+
+  sample = sample_lib.draw_in_batches(
+    run,
+    now,
+    {'target': {}, 'drafter': {'store': stores[0]}},
+    _GROUPS,
+    keys[1],
+    own=(jax.tree.map(lambda *x: np.stack(x), *stores),),
+    num_tokens=_NUM_TOKENS,
+    num_rows=_NUM_ROWS,
+    at_once=len(stores),
   )
   laws = sample_lib.laws(_POLICIES[1], {}, _GROUPS, _NUM_TOKENS)
   return detectors.of_tokens(sample, laws, _NUM_TOKENS)
@@ -161,10 +195,67 @@ def enumerated(
   Args:
     change: makes the drafter of the second call.
   """
-  error = 0.0
+  errors = []
   for case in second_call.cases_of(second_call.SUFFIX, change):
     enumeration = enumerate_lib.Enumeration(
       verify.chain, case.proposal, case.target
     )
-    error = max(error, enumeration.error(case.rounds[0], case.law)[0])
-  return Reading(error, 1e-12, 'exact enumeration, largest error')
+    errors.append(enumeration.error(2, case.law)[0])
+  return Reading(
+    float(np.max(errors)), 1e-12, 'exact enumeration, largest error'
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LearnsBeforeItDeclares(drafters.Wrapper):
+  """A drafter that updates its weights between the draw and the verdict.
+
+  Tokens are drawn with the old weights, but `probs` come from the new ones.
+  """
+
+  learner: online.Learner
+  step_size: float = 4.0  # the learning rate in `adapting.scenes`
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    drawn, _ = super().propose(params, draw, warp, tokens, length, state)
+    new = self._learned(params, tokens, length, state)
+    return super().propose(
+      new, drafters.repeat(drawn.tokens, length), warp, tokens, length, state
+    )
+
+  def _learned(self, params, tokens, length, state) -> Params:
+    batch = online.examples(
+      state.recorded, tokens, length, learner=self.learner
+    )
+
+    def loss(own):
+      return self.learner.objective(params | {'drafter': own}, batch)[0]
+
+    step = lambda x, slope: x - self.step_size * slope
+    own = params['drafter']
+    return params | {'drafter': jax.tree.map(step, own, jax.grad(loss)(own))}
+
+
+@functools.cache
+def learning(is_mistaken: bool = False) -> Reading:
+  """Tests the adapting loop's tokens against the exact law by chi-square."""
+  _, learner, params = next(adapting.scenes())
+  num_tokens = 5
+  # After an update there is nothing to learn. With one every two rounds, there
+  # is something in every second round.
+  learner = dataclasses.replace(learner, rounds=2)
+  drafter: Drafter = learner.drafter
+  if is_mistaken:
+    drafter = LearnsBeforeItDeclares(drafter=drafter, learner=learner)
+  model = learner.objective.target
+  sample = adapting.draw(
+    Decoder(model, drafter, verify.chain),
+    params,
+    _GROUPS,
+    jax.random.key(7),
+    learner=learner,
+    num_tokens=num_tokens,
+    num_rows=_NUM_ROWS,
+  )
+  laws = sample_lib.laws(model, params['target'], _GROUPS, num_tokens)
+  return detectors.of_tokens(sample, laws, num_tokens)

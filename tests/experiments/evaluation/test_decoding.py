@@ -17,7 +17,7 @@ import specsample
 from specsample import drafters
 from specsample import policies
 from specsample.testing import hash_model
-from specsample.testing import tiny
+from specsample.testing import trained
 
 _TOKENS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 _PROMPTS = [prompts_lib.Prompt(str(i), '', 'x', i) for i in range(3)]
@@ -88,7 +88,7 @@ def _run_compiled(
   ],
 )
 def test_a_round_of_each_width_is_run(drafter, expected):
-  model = tiny.tiny_llama(vocab_size=16)
+  model = trained.tiny_llama(vocab_size=16)
   decoder = specsample.Decoder(model, drafter, specsample.verify.chain)
   params = {'target': model.init(jax.random.key(0)), 'drafter': {}}
 
