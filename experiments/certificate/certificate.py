@@ -271,10 +271,10 @@ def _lossy(plan) -> Iterator[Work]:
         )
   for case in cases_lib.tree_cases():
     if case.name == 'binary, plain':
-      for name, rule in LOSSY_OF_TREES.items():
+      for name, of_trees in LOSSY_OF_TREES.items():
         yield (
           f'{name}, {case.kind.value}',
-          functools.partial(measure_lossy, name, rule, case),
+          functools.partial(measure_lossy, name, of_trees, case),
         )
 
 
@@ -312,8 +312,8 @@ def _compare_choices(scene) -> list[Record]:
   model = scene.model()
   missed = choices.missed_bounds(scene, model)
   records = []
-  for setting, (_, is_coupled) in choices.SETTINGS.items():
-    rule = verify.Certified(coupled=is_coupled)
+  for setting, sampling in choices.SETTINGS.items():
+    rule = verify.Certified(coupled=bool(sampling.temperature > 0))
     found = choices.found(scene, model, setting, rule)
     records.append(
       {

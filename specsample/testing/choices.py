@@ -113,20 +113,17 @@ def missed_bounds(scene: Scene, model: Transformer) -> int:
   return int(np.sum(misses & (own > 0)))
 
 
-# Settings for which choices are compared, and whether rows are coupled.
-SETTINGS: dict[str, tuple[Sampling, bool]] = {
-  'greedy': (Sampling(temperature=0.0), False),
-  'penalised': (
-    Sampling(
-      temperature=0.0,
-      repetition_penalty=1.4,
-      frequency_penalty=0.5,
-      logit_bias=np.where(np.arange(_VOCAB) % 5, 0.0, -np.inf),
-    ),
-    False,
+# Settings for which choices are compared; above temperature 0 rows are coupled.
+SETTINGS: dict[str, Sampling] = {
+  'greedy': Sampling(temperature=0.0),
+  'penalised': Sampling(
+    temperature=0.0,
+    repetition_penalty=1.4,
+    frequency_penalty=0.5,
+    logit_bias=np.where(np.arange(_VOCAB) % 5, 0.0, -np.inf),
   ),
-  'coupled': (Sampling(temperature=0.7), True),
-  'coupled, cold': (Sampling(temperature=1e-4), True),
+  'coupled': Sampling(temperature=0.7),
+  'coupled, cold': Sampling(temperature=1e-4),
 }
 
 
@@ -143,7 +140,7 @@ def found(
   scene: Scene, model: Transformer, setting: str, verify: Certified
 ) -> Found:
   """Compares the choices with the best tokens by scores in float64."""
-  sampling, _ = SETTINGS[setting]
+  sampling = SETTINGS[setting]
   params = scene.params(model)
   rng = np.random.default_rng(1)
   prompt = rng.integers(_VOCAB, size=(1, 9)).astype(np.int32)

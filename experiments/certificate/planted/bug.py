@@ -9,7 +9,6 @@ from experiments.certificate.planted import detectors
 from experiments.certificate.planted import drafters
 from experiments.certificate.planted import loop
 from experiments.certificate.planted import policies as planted_policies
-from experiments.certificate.planted import recurrent
 from experiments.certificate.planted import rules
 from experiments.certificate.planted.detectors import Reading
 from specsample import tree
@@ -134,11 +133,6 @@ def of_acceptance(name, scene, change):
   """Returns a mistake that leaves the law alone, but not what is kept."""
   detector = functools.partial(detectors.recomputed, scene)
   return Bug(name, detector, {'change': change})
-
-
-def of_recurrent_state(name, mistake):
-  """Returns a mistake in how a recurrent state forgets rejected drafts."""
-  return Bug(name, recurrent.rejected, {'mistake': mistake})
 
 
 def two_nodes(kind, policy):

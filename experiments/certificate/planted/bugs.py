@@ -6,7 +6,6 @@ code.
 
 import dataclasses
 import functools
-import itertools
 
 from experiments.certificate.planted import bug
 from experiments.certificate.planted import choices
@@ -89,7 +88,10 @@ IN_WARP = tuple(
 
 BUGS = (
   *IN_WARP,
-  *itertools.starmap(bug.of_recurrent_state, recurrent.MISTAKES.items()),
+  *(
+    bug.Bug(name, recurrent.rejected, {'mistake': mistake})
+    for name, mistake in recurrent.MISTAKES.items()
+  ),
   bug.of_noise(
     'shared noise between draft and residual',
     rules.SharedNoise(prompt_length=3),

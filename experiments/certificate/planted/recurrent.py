@@ -35,48 +35,41 @@ def _params() -> Params:
   return testing.with_noise(params, jax.random.key(1), 0.5)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Scene:
-  """A draft for three rows, of a text each, and what is kept of it.
-
-  A row that is done keeps nothing, others some nodes or as many as they can.
-  """
-
-  kept: tuple[tuple[int, ...], ...]
-  parents: tuple[int, ...] | None = None
-
-  def after(self, params, texts, lengths, drafts, following):
-    """Returns the hidden vectors [3, n, D] of `following` [3, n]."""
-    num_rows = len(lengths)
-    counts = np.asarray([len(path) for path in self.kept])
-    parents, path = None, None
-    if self.parents is not None:
-      parents = jnp.asarray([self.parents] * num_rows, jnp.int32)
-      width = drafts.shape[1]
-      padded = [[*path] + [0] * (width - len(path)) for path in self.kept]
-      path = lengths[:, None] + np.asarray(padded)
-    _, cache = _MODEL.apply(params, texts, _MODEL.init_cache(num_rows, 32))
-    cache = _MODEL.commit(cache, lengths)
-    _, cache = _MODEL.apply(params, drafts, cache, parents=parents)
-    cache = _MODEL.commit(cache, lengths + counts, path)
-    return _MODEL.apply(params, following, cache)[0].hidden
-
-  def expected(self, params, texts, lengths, drafts, following):
-    """Returns the same from a pass over each row's text, without a cache."""
-    rows = []
-    for row, path in enumerate(self.kept):
-      text = texts[row, : lengths[row]], drafts[row, list(path)], following[row]
-      joined = jnp.asarray(np.concatenate(text)[None])
-      output, _ = _MODEL.apply(params, joined, _MODEL.init_cache(1, 0))
-      rows.append(output.hidden[0, -following.shape[1] :])
-    return np.stack(rows)
-
-
+# What is kept of a draft for three rows, and the draft's parents. A row that is
+# done keeps nothing, others some nodes or as many as they can.
 _SCENES = (
-  _Scene(((), (0, 1), (0, 1, 2, 3, 4))),
-  _Scene(((0,), (0, 1, 2, 3), ())),
-  _Scene(((), (0, 2, 4), (0, 1)), parents=(0, 0, 1, 2)),
+  (((), (0, 1), (0, 1, 2, 3, 4)), None),
+  (((0,), (0, 1, 2, 3), ()), None),
+  (((), (0, 2, 4), (0, 1)), (0, 0, 1, 2)),
 )
+
+
+def _after(scene, params, texts, lengths, drafts, following):
+  """Returns the hidden vectors [3, n, D] of `following` [3, n]."""
+  kept, parents = scene
+  num_rows, path = len(lengths), None
+  if parents is not None:
+    parents = jnp.asarray([parents] * num_rows, jnp.int32)
+    width = drafts.shape[1]
+    padded = [[*path] + [0] * (width - len(path)) for path in kept]
+    path = lengths[:, None] + np.asarray(padded)
+  _, cache = _MODEL.apply(params, texts, _MODEL.init_cache(num_rows, 32))
+  cache = _MODEL.commit(cache, lengths)
+  _, cache = _MODEL.apply(params, drafts, cache, parents=parents)
+  counts = np.asarray([len(path) for path in kept])
+  cache = _MODEL.commit(cache, lengths + counts, path)
+  return _MODEL.apply(params, following, cache)[0].hidden
+
+
+def _expected(scene, params, texts, lengths, drafts, following):
+  """Returns the same from a pass over each row's text, without a cache."""
+  rows = []
+  for row, path in enumerate(scene[0]):
+    text = texts[row, : lengths[row]], drafts[row, list(path)], following[row]
+    joined = jnp.asarray(np.concatenate(text)[None])
+    output, _ = _MODEL.apply(params, joined, _MODEL.init_cache(1, 0))
+    rows.append(output.hidden[0, -following.shape[1] :])
+  return np.stack(rows)
 
 
 @functools.cache
@@ -96,8 +89,8 @@ def rejected(
   for scene in _SCENES:
     with mistake():
       # Traced anew, because the mistake is part of the program.
-      found = jax.jit(lambda *given, scene=scene: scene.after(*given))(*given)
-    errors.append(np.abs(found - scene.expected(*given)).max())
+      found = jax.jit(lambda *given, scene=scene: _after(scene, *given))(*given)
+    errors.append(np.abs(found - _expected(scene, *given)).max())
   return Reading(
     float(max(errors)),
     _ROUNDING,
