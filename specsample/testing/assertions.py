@@ -27,7 +27,6 @@ from specsample.loop.decoder import Decoder
 from specsample.sampling import Sampling
 from specsample.testing import cases as cases_lib
 from specsample.testing import enumerate as enumerate_lib
-from specsample.testing import rule_calls
 from specsample.testing import sample as sample_lib
 from specsample.testing import well_formed
 from specsample.testing.cases import Case
@@ -122,7 +121,7 @@ def assert_exact(
   contrary = [
     _named(case)
     for case in _counted(chosen, 'verdicts drawn')
-    if not rule_calls.compare(
+    if not enumerate_lib.compare_calls(
       verify, case.proposal, case.target, jax.random.key(0)
     ).passed
   ]

@@ -18,18 +18,20 @@ from specsample.testing import cases as cases_lib
 from specsample.testing import chi_square
 from specsample.testing import conditional as conditional_lib
 from specsample.testing import enumerate as enumerate_lib
-from specsample.testing import noisy_drafts
+from specsample.testing import proposal as proposal_lib
 from specsample.testing import sampler_calls
 from specsample.testing import uniforms as uniforms_lib
 from specsample.testing.hash_model import HashModel
+from specsample.testing.proposal import Drafts
 from specsample.testing.proposal import Proposal
 from specsample.testing.sampler_calls import Batch
 from specsample.testing.sampler_calls import Sampler
 from specsample.testing.sampler_calls import Scene
+from specsample.types import DraftKind
 
 MODEL = HashModel(vocab_size=4)
 # drafts(model, sampling) -> what is drafted after `cases.PROMPT`, for the
-# settings of a row, which are scalars; see `noisy_drafts`.
+# settings of a row, which are scalars; see `drawn`.
 DraftsFor = Callable[[HashModel, Sampling], Proposal]
 # Several values are those of the rows of one batch.
 SETTINGS: Mapping[str, Sampling] = {
@@ -46,6 +48,35 @@ SETTINGS: Mapping[str, Sampling] = {
 TOLERANCE = 1e-5
 # Standard errors by which a mean number of tokens differs once in 2e6 times.
 _STANDARD_ERRORS = 5.0
+_NUM_DRAFTS = 2
+
+
+def drawn(model: HashModel, sampling: Sampling) -> Proposal:
+  """Returns drafts of two tokens that are drawn from a noisy model."""
+  return proposal_lib.sampled(_draft_probs(model, sampling), _NUM_DRAFTS)
+
+
+def likeliest(model: HashModel, sampling: Sampling) -> Proposal:
+  """Returns the two tokens that are most likely under a noisy model."""
+  return proposal_lib.most_likely(_draft_probs(model, sampling), _NUM_DRAFTS)
+
+
+def no_drafts(model: HashModel, sampling: Sampling) -> Proposal:
+  """Returns drafts of no tokens: the sampler draws a single token."""
+  del sampling
+
+  def propose(t):
+    one = (model.vocab_size**t, 1)
+    empty = np.zeros((*one, 0), np.int32)
+    return Drafts(empty, None, np.ones(one), DraftKind.POINT_MASS)
+
+  return propose
+
+
+def _draft_probs(model, sampling):
+  # About half of the drafts are accepted.
+  noisy = dataclasses.replace(model, noise=0.6)
+  return conditional_lib.from_model(noisy, {}, cases_lib.PROMPT, sampling)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,7 +136,7 @@ def audit(
   rows_per_call: int = 1024,
   seed: int = 0,
   model: HashModel = MODEL,
-  drafts: DraftsFor = noisy_drafts.drawn,
+  drafts: DraftsFor = drawn,
   num_before: int = 1,
 ) -> tuple[Finding, ...]:
   """Finds the law of a sampler's tokens, and how far it is from the target's.
@@ -137,7 +168,7 @@ def audit(
     seed: 0 to 2**32 - 1.
     model: the target. Its vocabulary must be small: the law has V^n cells.
     drafts: returns all drafts for the settings of a row, for this vocabulary:
-      those in `noisy_drafts`, or of a drafter of yours, from
+      `drawn`, `likeliest`, `no_drafts`, or those of a drafter of yours, from
       `drafted.from_drafter`.
     num_before: tokens after the prompt and before the drafts. All strings of
       them are equally likely, so V^num_before distributions are tried.

@@ -13,7 +13,6 @@ from specsample import testing
 from specsample import verify
 from specsample.sampling import Sampling
 from specsample.testing import auditing
-from specsample.testing import noisy_drafts
 from specsample.testing.hash_model import HashModel
 from tests import samplers
 
@@ -28,9 +27,9 @@ def _audit(sampler, settings=_PLAIN, **options):
 @pytest.mark.parametrize(
   ('rule', 'drafts'),
   [
-    (verify.chain, noisy_drafts.drawn),
-    (verify.chain, noisy_drafts.likeliest),
-    (verify.block, noisy_drafts.drawn),
+    (verify.chain, auditing.drawn),
+    (verify.chain, auditing.likeliest),
+    (verify.block, auditing.drawn),
   ],
 )
 def test_exact_rules_follow_the_target_in_all_settings(rule, drafts):
@@ -48,7 +47,7 @@ def test_a_law_that_is_known_by_hand():
     sampler,
     num_uniforms=1,
     model=HashModel(vocab_size=2, scale=0.0),
-    drafts=noisy_drafts.no_drafts,
+    drafts=auditing.no_drafts,
     num_before=0,
   )
   np.testing.assert_array_equal(finding.law, [0.75, 0.25])
