@@ -17,13 +17,13 @@ from specsample import sharding
 from specsample import types
 from specsample.drafters import fields
 from specsample.drafters import heads
+from specsample.drafters import steps
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
 from specsample.models import cache as cache_lib
 from specsample.models import decoder_layer
 from specsample.models import layers
 from specsample.models import network
-from specsample.types import Array
 
 
 class _Ordered(nnx.Module):
@@ -119,15 +119,6 @@ def _mask(length, size, num_new, window):
     seen &= entries >= length[:, None] - window
   seen = jnp.broadcast_to(seen[:, None], (length.size, num_new, size))
   return sharding.constrain(seen, 'batch', None, None)
-
-
-@types.pytree
-class _Drafting:
-  """The state that `first` and `next` hand on."""
-
-  hidden: Array  # [B, n, D], after the latest tokens
-  state: heads.HeadsState
-  num_nodes: int = types.static()  # of a tree so far
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -256,29 +247,19 @@ class Assistant(trainable.Trainable):
     return dataclasses.replace(state, cache=cache_lib.commit(cache, length))
 
   def first(self, params, tokens, length, state):
-    last = jnp.maximum(length - 1, 0)[:, None]
-    pending = jnp.take_along_axis(tokens, last, axis=1)
-    carry = _Drafting(hidden=state.hidden[:, None], state=state, num_nodes=1)
-    return self._step(params, pending, carry.hidden, carry)
+    carry = state.hidden[:, None], state
+    return self.next(params, steps.pending(tokens, length), None, carry)
 
   def next(self, params, tokens, parents, carry):
-    hidden = carry.hidden
-    if parents is not None:
-      num_new = tokens.shape[1]
-      before = parents[:, -num_new:] - (carry.num_nodes - hidden.shape[1])
-      hidden = jnp.take_along_axis(hidden, before[..., None], axis=1)
-      carry = dataclasses.replace(carry, num_nodes=carry.num_nodes + num_new)
-    return self._step(params, tokens, hidden, carry)
-
-  def _step(self, params, tokens, hidden, carry):
+    """See `steps.Steps`: the carry is vectors [B, n, D], and the state."""
+    hidden, state = carry
     vectors, hidden = self.merge(params)(
       self.model.embed(params['target'], tokens),
-      hidden,
-      carry.state.length + self.query_offset,
-      carry.state.cache,
+      steps.of_parents(hidden, tokens, parents),
+      state.length + self.query_offset,
+      state.cache,
     )
-    carry = dataclasses.replace(carry, hidden=hidden)
-    return self.logits(params, vectors), carry
+    return self.logits(params, vectors), (hidden, state)
 
   def logits(self, params, vectors):
     """Returns logits [..., V] of [..., d]: -inf outside the best clusters."""

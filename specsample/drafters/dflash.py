@@ -29,12 +29,10 @@ from specsample.types import Array, Params
 class _Block:
   """A block, and the slot from which the latest n tokens are drafted."""
 
-  logits: Array  # [B, K, V']
-  vectors: Array  # [B, K, D], from which the logits are made
+  slots: Any  # [B, K, ...], of `DFlash.slots`
   previous: Array  # [B, n] int32, the tokens before the slot's
   number: Array  # [] int32, of the slot
   state: Array | None  # [B, n, ...], after the slot
-  num_nodes: int = types.static()  # of a tree so far
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,28 +160,30 @@ class DFlash(trainable.Trainable):
     del params, pending
     return None
 
+  def slots(self, params: Params, vectors: Array) -> Any:
+    """Returns what `given` reads of slots, arrays [B, ..., n] each.
+
+    Here it is the logits [B, ..., V'], and the vectors [B, ..., D] from which
+    they are made.
+    """
+    return self.logits(params, vectors), vectors
+
   def given(
-    self,
-    params: Params,
-    logits: Array,
-    vectors: Array,
-    previous: Array,
-    state: Array | None,
+    self, params: Params, slots: Any, previous: Array, state: Array | None
   ) -> tuple[Array, Array | None]:
     """Returns logits given the tokens drawn before: here unchanged.
 
     Args:
       params: the whole tree of parameters.
-      logits: [..., V'], of slots of a block.
-      vectors: [..., D], from which the logits are made.
+      slots: of the method `slots`, [..., n] each.
       previous: [...] int32, the tokens before the slots'.
       state: [..., n] or None, after the slots before.
 
     Returns:
       The logits [..., V'], and the state after the slots.
     """
-    del params, vectors, previous
-    return logits, state
+    del params, previous
+    return slots[0], state
 
   def _begin(self, key, target_params):
     if target_params is None:
@@ -192,21 +192,12 @@ class DFlash(trainable.Trainable):
         "the target's parameters"
       )
     params = super()._begin(key, target_params)
-    # The unembedding is not trained, and expects the output of the target's
-    # last norm.
-    scale = feature_norms.scale_of(self.model, target_params['norm'])
-    params |= {'norm': {'scale': scale}}
     if self.mask_token_id is not None:
       # Any mesh can divide this many rows; they are all the same.
       ids = jnp.full(jax.device_count(), self.mask_token_id)
       embedded = sharding.replicate(self.model.embed(target_params, ids))
       params |= {'mask': embedded[0].astype(jnp.float32)}
-    if not self.has_feature_norms:
-      return params
-    norms = feature_norms.of_readers(
-      self.model, target_params, self.feature_layers
-    )
-    return params | {'feature_norms': norms}
+    return feature_norms.with_norms_of(self, params, target_params)
 
   def init(self, params, batch_size, max_length):
     dtype = self.own(params)['mask'].dtype
@@ -250,34 +241,22 @@ class DFlash(trainable.Trainable):
 
   def first(self, params, tokens, length, state):
     """See `steps.Steps`: one pass drafts the whole block."""
-    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+    pending = steps.pending(tokens, length)
     vectors = self.vectors(params, pending, length[:, None] - 1, state)[:, 0]
     block = _Block(
-      logits=self.logits(params, vectors),  # in one product
-      vectors=vectors,
+      slots=self.slots(params, vectors),  # all logits in one product
       previous=pending,
       number=jnp.zeros((), jnp.int32),
       state=self.initial_state(params, pending),
-      num_nodes=1,
     )
     return self._of_slot(params, block)
 
   def next(self, params, tokens, parents, carry):
-    state, num_nodes = carry.state, carry.num_nodes
-    if parents is not None:
-      num_new = tokens.shape[1]
-      # Parents are among the latest nodes.
-      first = num_nodes - carry.previous.shape[1]
-      index = parents[:, -num_new:, None] - first
-      if state is not None:
-        state = jnp.take_along_axis(state, index, axis=1)
-      num_nodes += num_new
     block = dataclasses.replace(
       carry,
       previous=tokens,
       number=carry.number + 1,
-      state=state,
-      num_nodes=num_nodes,
+      state=steps.of_parents(carry.state, tokens, parents),
     )
     return self._of_slot(params, block)
 
@@ -323,16 +302,16 @@ class DFlash(trainable.Trainable):
     del params, block
     return jnp.stack([logits] * ids.shape[2], axis=2), None
 
+  def _before(self, params, block, ids):
+    """Returns the target's tokens before those of ids [B, K, C], [B, K, C]."""
+    targets = self.target_ids(params, ids)
+    pending = jnp.broadcast_to(block.previous[..., None], targets[:, :1].shape)
+    return jnp.concatenate([pending, targets[:, :-1]], axis=1)
+
   def _of_slot(self, params, block):
     """Returns logits [B, n, V'] after n previous tokens, and the carry."""
-    of_slot = lambda x: steps.of_step(x, block.number, block.previous)
-    logits, state = self.given(
-      params,
-      of_slot(block.logits),
-      of_slot(block.vectors),
-      block.previous,
-      block.state,
-    )
+    slot = steps.of_step(block.slots, block.number, block.previous)
+    logits, state = self.given(params, slot, block.previous, block.state)
     return logits, dataclasses.replace(block, state=state)
 
 

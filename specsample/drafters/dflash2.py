@@ -90,14 +90,6 @@ class Candidates:
   terms: Array  # [..., C, rank] float32, g * Q[b]
 
 
-@types.pytree
-class _Block:
-  """The candidates of a block, and the slot from which the next tokens come."""
-
-  candidates: Candidates  # [B, K, ...]
-  number: Array  # [] int32, of the slot
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DFlash2(dflash.DFlash):
   """A `DFlash` that selects each draft token among a few, given the one before.
@@ -202,26 +194,16 @@ class DFlash2(dflash.DFlash):
     before = self.merge(params).selector.before(previous)[..., None, :]
     return candidates.logits + jnp.sum(before * candidates.terms, axis=-1)
 
-  def given(self, params, logits, vectors, previous, state):
-    """See `DFlash`: -inf for all tokens but the candidates."""
-    found = self.candidates(params, self.capped(logits), vectors)
-    return self._among(params, found, previous, logits.shape[-1]), state
-
-  def first(self, params, tokens, length, state):
-    """See `steps.Steps`: one pass finds the candidates of the whole block."""
-    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
-    vectors = self.vectors(params, pending, length[:, None] - 1, state)[:, 0]
+  def slots(self, params, vectors):
+    """See `DFlash`: the candidates of slots."""
     logits = self.capped(self.logits(params, vectors))
-    block = _Block(
-      candidates=self.candidates(params, logits, vectors),
-      number=jnp.zeros((), jnp.int32),
-    )
-    return self._after(params, block, pending), block
+    return self.candidates(params, logits, vectors)
 
-  def next(self, params, tokens, parents, carry):
-    del parents
-    block = dataclasses.replace(carry, number=carry.number + 1)
-    return self._after(params, block, tokens), block
+  def given(self, params, slots, previous, state):
+    """See `DFlash`: -inf for all tokens but the candidates."""
+    size = self.draft_vocab_size or self.vocab_size
+    values = self.select(params, slots, previous)
+    return indexing.put(values, slots.ids, size), state
 
   def lattice(self, params, tokens, length, state, num_candidates):
     """Returns a `lattice.Lattice` of the probabilities that `next` would give.
@@ -235,25 +217,13 @@ class DFlash2(dflash.DFlash):
         'candidates'
       )
     _, block = self.first(params, tokens, length, state)
-    ids = self.target_ids(params, block.candidates.ids)
-    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
-    pending = jnp.broadcast_to(pending[..., None], ids[:, :1].shape)
-    previous = jnp.concatenate([pending, ids[:, :-1]], axis=1)
-    after_each = jax.tree.map(lambda x: x[:, :, None], block.candidates)
+    ids, previous = (
+      block.slots.ids,
+      self._before(params, block, block.slots.ids),
+    )
+    after_each = jax.tree.map(lambda x: x[:, :, None], block.slots)
     log_probs = jax.nn.log_softmax(self.select(params, after_each, previous))
     return lattice_lib.Lattice(
-      ids=ids[..., :num_candidates],
+      ids=self.target_ids(params, ids)[..., :num_candidates],
       log_probs=log_probs[..., :num_candidates, :num_candidates],
     )
-
-  def _after(self, params, block, previous):
-    """Returns logits [B, n, V'] of the slot after n previous tokens."""
-    of_slot = lambda x: jax.lax.dynamic_slice_in_dim(x, block.number, 1, axis=1)
-    found = jax.tree.map(of_slot, block.candidates)
-    size = self.draft_vocab_size or self.vocab_size
-    return self._among(params, found, previous, size)
-
-  def _among(self, params, candidates, previous, size):
-    values = self.select(params, candidates, previous)
-    ids = jnp.broadcast_to(candidates.ids, values.shape)
-    return indexing.put(values, ids, size)

@@ -159,7 +159,8 @@ class DSpark(dflash.DFlash):
     dtype = self.own(params)['mask'].dtype
     return sharding.zeros((*pending.shape, self.rank), dtype, *axes)
 
-  def given(self, params, logits, vectors, previous, state):
+  def given(self, params, slots, previous, state):
+    logits, vectors = slots
     latent, state = self._latent(params, vectors, previous, state)
     rows = latent.reshape(-1, self.rank)
     term = self.merge(params).markov(rows).reshape(logits.shape)
@@ -188,7 +189,7 @@ class DSpark(dflash.DFlash):
     cut if its value is low: it depends on the tokens before, not on the one
     drawn.
     """
-    vectors = steps.of_step(carry.vectors, carry.number, carry.previous)
+    _, vectors = steps.of_step(carry.slots, carry.number, carry.previous)
     logits = self.confidence_logits(params, vectors, carry.previous)
     return jax.nn.sigmoid(logits)
 
@@ -203,10 +204,8 @@ class DSpark(dflash.DFlash):
 
   def _after_each(self, params, block, logits, ids):
     """See `DFlash`: the terms of all pairs of candidates in one product."""
-    targets = self.target_ids(params, ids)
-    pending = jnp.broadcast_to(block.previous[..., None], targets[:, :1].shape)
-    previous = jnp.concatenate([pending, targets[:, :-1]], axis=1)
-    vectors = jnp.stack([block.vectors] * ids.shape[2], axis=2)
+    previous = self._before(params, block, ids)
+    vectors = jnp.stack([block.slots[1]] * ids.shape[2], axis=2)
     latent, _ = self._latent(params, vectors, previous, None)
     term = self.merge(params).markov.between(latent, ids)
     confidence = self.confidence_logits(params, vectors, previous)

@@ -159,9 +159,4 @@ class Eagle3(feature_chain.FeatureChain):
 
   def _begin(self, key, target_params):
     params = super()._begin(key, target_params)
-    if self.has_feature_norms and target_params is not None:
-      norms = feature_norms.of_readers(
-        self.model, target_params, self.feature_layers
-      )
-      params |= {'feature_norms': norms}
-    return feature_norms.with_norm_of(self.model, params, target_params)
+    return feature_norms.with_norms_of(self, params, target_params)

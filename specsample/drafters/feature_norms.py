@@ -65,7 +65,8 @@ def with_norm_of(
   """Returns a drafter's parameters with the last norm of its target, `model`.
 
   They are unchanged if the target's parameters are not given. `offset` is what
-  the drafter adds to its norm's parameter.
+  the drafter adds to its norm's parameter. The unembedding is not trained, and
+  expects the output of this norm.
   """
   if target_params is None:
     return params
@@ -73,23 +74,23 @@ def with_norm_of(
   return params | {'norm': {'scale': scale}}
 
 
-def of_readers(
-  model: Any, target_params: Params, feature_layers: Sequence[int]
+def with_norms_of(
+  drafter: Any, params: Params, target_params: Params
 ) -> Params:
-  """Returns parameters of norms that begin as those of the target's readers.
+  """Does the same as `with_norm_of`, also for a drafter's `FeatureNorms`.
 
-  Layer i + 1 reads the output of layer i through its first norm, and the
-  unembedding reads that of the last layer through the last norm.
+  These begin as the norms of the target's readers: layer i + 1 reads the output
+  of layer i through its first norm, and the unembedding reads that of the last
+  layer through the last norm.
   """
-  after = target_params['layers']
-
-  def scale(layer):
-    if layer + 1 == len(after):
-      return scale_of(model, target_params['norm'])
-    return scale_of(model, after[layer + 1]['attention_norm'])
-
-  return {
-    'norms': {
-      i: {'scale': scale(layer)} for i, layer in enumerate(feature_layers)
+  model = drafter.model
+  if drafter.has_feature_norms and target_params is not None:
+    layers = target_params['layers']
+    readers = [layers[i]['attention_norm'] for i in range(len(layers))]
+    readers.append(target_params['norm'])
+    norms = {
+      i: {'scale': scale_of(model, readers[layer + 1])}
+      for i, layer in enumerate(drafter.feature_layers)
     }
-  }
+    params |= {'feature_norms': {'norms': norms}}
+  return with_norm_of(model, params, target_params)

@@ -14,6 +14,7 @@ from specsample import settings
 from specsample import sharding
 from specsample.drafters import fields
 from specsample.drafters import heads
+from specsample.drafters import steps
 from specsample.models import cache as cache_lib
 from specsample.models import decoder_layer
 from specsample.models import layers
@@ -206,32 +207,22 @@ class Hydra(heads.Heads):
     return self.num_draft_tokens - 1
 
   def first(self, params, tokens, length, state):
-    pending = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
-    carry = state.hidden, [self._embed(params, pending)], 1
-    return self._behind(params, carry), carry
+    carry = state.hidden, []
+    return self.next(params, steps.pending(tokens, length), None, carry)
 
   def next(self, params, tokens, parents, carry):
-    hidden, embeddings, num_nodes = carry
-    num_new, last = tokens.shape[1], embeddings[0].shape[1]
-    if parents is not None:
-      # Every parent of a new node is in the last level.
-      index = parents[:, -num_new:] - (num_nodes - last)
-      along = lambda x: jnp.take_along_axis(x, index[..., None], axis=1)
-      embeddings = map(along, embeddings)
+    """See `steps.Steps`: the carry is the hidden vector, and those of paths."""
+    hidden, embeddings = carry
+    number = len(embeddings)
+    embeddings = steps.of_parents(embeddings, tokens, parents)
     embeddings = [*embeddings, self._embed(params, tokens)]
-    carry = hidden, embeddings, num_nodes + num_new
-    return self._behind(params, carry), carry
-
-  def _behind(self, params, carry):
-    """Returns logits [B, n, V'] after n paths, of embeddings [B, n, D] each."""
-    hidden, embeddings, _ = carry
-    number = len(embeddings) - 1
-    head = self.merge(params).heads[number]
     shape = embeddings[0].shape
-    hidden = jnp.broadcast_to(hidden[:, None], shape)
     rows = lambda x: x.reshape(-1, x.shape[-1])
-    vectors = head(rows(hidden), [*map(rows, embeddings)])
-    return self.head_logits(params, number, vectors.reshape(shape))
+    vectors = self.merge(params).heads[number](
+      rows(jnp.broadcast_to(hidden[:, None], shape)), [*map(rows, embeddings)]
+    )
+    logits = self.head_logits(params, number, vectors.reshape(shape))
+    return logits, (hidden, embeddings)
 
 
 def _init_prefix_cache(

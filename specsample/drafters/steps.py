@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import drafts
+from specsample import indexing
 from specsample import sharding
 from specsample import types
 from specsample.drafter import Drafter
@@ -294,13 +295,48 @@ def check_siblings(count: int, logits: Array) -> None:
     )
 
 
-def of_step(values: Array, number: Array | int, tokens: Array) -> Array:
-  """Returns values [B, K, D] of step `number` for tokens [B, n]: [B, n, D].
+def pending(tokens: Array, length: Array) -> Array:
+  """Returns the last of the first length [B] of tokens [B, S]: [B, 1]."""
+  return indexing.entries(tokens, length[:, None] - 1)
+
+
+def of_parents(values: Any, tokens: Array, parents: Array | None) -> Any:
+  """Returns values [B, n, ...] of the parents of new tokens [B, n].
+
+  Args:
+    values: a tree of arrays [B, m, ...], of the latest m nodes, which are the
+      only ones with new children.
+    tokens, parents: as `Steps.next` takes them; a chain's one node is the
+      parent.
+  """
+  if parents is None:
+    return values
+  num_new = tokens.shape[1]
+  num_before = 1 + parents.shape[1] - num_new
+
+  def of_latest(x):
+    index = parents[:, -num_new:] - (num_before - x.shape[1])
+    return indexing.entries(x, index)
+
+  return jax.tree.map(of_latest, values)
+
+
+def of_step(values: Any, number: Array | int, tokens: Array) -> Any:
+  """Returns what step `number` of a drafter has for tokens [B, n].
 
   A drafter that computes all K steps at once has the same for all tokens.
+
+  Args:
+    values: a tree of arrays [B, K, ...]; those returned are [B, n, ...].
+    number: [] int32, from 0.
+    tokens: the tokens before the step.
   """
-  found = jax.lax.dynamic_slice_in_dim(values, number, 1, axis=1)
-  return jnp.broadcast_to(found, (*tokens.shape, values.shape[-1]))
+
+  def of_one(x):
+    found = jax.lax.dynamic_slice_in_dim(x, number, 1, axis=1)
+    return jnp.broadcast_to(found, (*tokens.shape, *x.shape[2:]))
+
+  return jax.tree.map(of_one, values)
 
 
 def _draft(drafted, found):

@@ -232,17 +232,17 @@ class DFlashObjective(objective.Objective):
     Without a state, all slots are computed at once.
     """
     drafter: Any = self.drafter
-    logits = drafter.logits(params, vectors)
+    slots = drafter.slots(params, vectors)
     state = drafter.initial_state(params, before[..., 0])
     if state is None:
-      return drafter.given(params, logits, vectors, before, None)[0]
+      return drafter.given(params, slots, before, None)[0]
 
     def body(state, slot):
       logits, state = drafter.given(params, *slot, state)
       return state, logits
 
     by_slot = lambda x: jnp.moveaxis(x, 2, 0)
-    slots = jax.tree.map(by_slot, (logits, vectors, before))
+    slots = jax.tree.map(by_slot, (slots, before))
     return jnp.moveaxis(jax.lax.scan(body, state, slots)[1], 0, 2)
 
   def _index(self, start):

@@ -414,10 +414,8 @@ def _terms(drafter, own, vectors, previous):
   params, terms = {'drafter': own}, []
   state = drafter.initial_state(params, np.asarray([previous[0]]))
   for vector, token in zip(vectors, previous, strict=True):
-    logits, state = drafter.given(
-      *(params, np.zeros((1, 2), np.float32)),
-      *(vector[None], np.asarray([token]), state),
-    )
+    slot = np.zeros((1, 2), np.float32), vector[None]
+    logits, state = drafter.given(params, slot, np.asarray([token]), state)
     terms.append(logits[0])
   return terms, state
 

@@ -95,7 +95,8 @@ def test_a_selection_worked_out_by_hand():
   logits[0, [7, 9]] = [2, 1.5]
   vectors = np.zeros((1, 16), np.float32)
   vectors[0, 0] = 2
-  found, _ = drafter.given(params, logits, vectors, np.asarray([5]), None)
+  slots = drafter.candidates(params, logits, vectors)
+  found, _ = drafter.given(params, slots, np.asarray([5]), None)
   expected = np.full(10, -np.inf)
   expected[[7, 9]] = [1, 2]
   np.testing.assert_allclose(found[0], expected)
@@ -172,11 +173,8 @@ def test_a_node_of_a_tree_is_drafted_as_on_a_chain():
   # Token 2 is never drafted, but may be what comes before.
   for slot, previous in enumerate(([4], [6, 2], [9, 0])):
     for of_node, token in zip(found[slot], previous, strict=True):
-      expected, _ = _DRAFTER.given(
-        params,
-        _DRAFTER.logits(params, vectors[slot][None]),
-        *(vectors[slot][None], np.asarray([token]), None),
-      )
+      slots = _DRAFTER.slots(params, vectors[slot][None])
+      expected, _ = _DRAFTER.given(params, slots, np.asarray([token]), None)
       np.testing.assert_allclose(of_node, expected[0], atol=1e-5)
       assert np.isfinite(of_node).sum() == _C
   assert (np.isfinite(found[1][0]) == np.isfinite(found[1][1])).all()
@@ -285,10 +283,10 @@ def test_scales_and_a_cap_of_the_logits():
 
   logits = drafter.logits(params, found)[:, 0]
   previous = np.zeros((4, _K), np.int32)
-  capped, _ = drafter.given(params, logits, found[:, 0], previous, None)
-  of_plain, _ = _DRAFTER.given(
-    params, 2 * np.tanh(logits / 2), expected[:, 0], previous, None
-  )
+  slots = drafter.slots(params, found[:, 0])
+  capped, _ = drafter.given(params, slots, previous, None)
+  slots = _DRAFTER.candidates(params, 2 * np.tanh(logits / 2), expected[:, 0])
+  of_plain, _ = _DRAFTER.given(params, slots, previous, None)
   np.testing.assert_allclose(capped, of_plain, atol=1e-4)
 
 
