@@ -8,32 +8,29 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from specsample.types import Array, Draft, Law
+from specsample.types import Array, Law
 from specsample.verify import rule
 
 
 @dataclasses.dataclass(frozen=True)
-class Block(rule.Rule):
-  """Keeps the longest prefix that passes its independent test."""
+class Block(rule.ChainRule):
+  """Keeps the longest prefix that passes its independent test.
+
+  Algorithm 2 of the paper. Let p_i and q_i be the distributions of the target
+  and the drafter after the first i draft tokens. With the joint ratio
+  r_i = min(r_{i-1} p_{i-1}(x_i) / q_{i-1}(x_i), 1), r_0 = 1, and the residual
+  mass m_i = sum_x (r_i p_i(x) - q_i(x))+, prefix i < K passes with probability
+  m_i / (m_i + 1 - r_i), and prefix K with probability r_K. The token after a
+  kept prefix i < K is drawn from (r_i p_i - q_i)+, normalised; after prefix K
+  it is drawn from p_K.
+
+  The last prefix of a draft shorter than K passes as prefix K would, whether or
+  not the target's distribution after it is given.
+  """
 
   lossless = True
-  draft_kinds = rule.CHAIN_KINDS
 
-  def law(self, draft: Draft, target_probs: Array) -> Law:
-    """Returns the verdict's distribution, given target_probs [K + 1, V].
-
-    Algorithm 2 of the paper. Let p_i and q_i be the distributions of the target
-    and the drafter after the first i draft tokens. With the joint ratio
-    r_i = min(r_{i-1} p_{i-1}(x_i) / q_{i-1}(x_i), 1), r_0 = 1, and the residual
-    mass m_i = sum_x (r_i p_i(x) - q_i(x))+, prefix i < K passes with
-    probability m_i / (m_i + 1 - r_i), and prefix K with probability r_K. The
-    token after a kept prefix i < K is drawn from (r_i p_i - q_i)+, normalised;
-    after prefix K it is drawn from p_K.
-
-    The last prefix of a draft shorter than K passes as prefix K would, whether
-    or not the target's distribution after it is given.
-    """
-    rule.check_chain('block', draft, self.draft_kinds)
+  def _law(self, draft, target_probs):
     draft_probs = rule.draft_probs(draft, target_probs)
     ratios = rule.ratio(
       rule.of_tokens(target_probs[:-1], draft.tokens),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from specsample import settings
 from specsample import types
-from specsample.types import Array, Draft, Law
+from specsample.types import Law
 from specsample.verify import rule
 
 
@@ -35,10 +35,7 @@ class Candidates(rule.Rule):
   lossless = False
   draft_kinds = frozenset(types.DraftKind)
 
-  def law(self, draft: Draft, target_probs: Array) -> Law:
-    rule.check_kind('candidates', draft, self.draft_kinds)
-    if not draft.tokens.size:
-      return rule.no_drafts(target_probs)
+  def _law(self, draft, target_probs):
     parents = rule.parents(draft)
     own = rule.of_children(target_probs, draft)
     is_candidate = rule.siblings_before(parents) < self.k

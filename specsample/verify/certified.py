@@ -6,6 +6,7 @@ them only where too many can.
 """
 
 import dataclasses
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,19 @@ from specsample import settings
 from specsample.types import Array, Draft, DraftKind, Law, Verdict
 from specsample.verify import rule
 
+_Numbers = Annotated[
+  tuple[int, ...],
+  settings.rule(
+    lambda x: (
+      bool(x) and all(map(settings.is_count, x)) and list(x) == sorted({*x})
+    ),
+    'a tuple of ascending numbers of tokens, such as (8, 64)',
+  ),
+]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Certified:
+class Certified(rule.Rule):
   """Keeps drafts while they equal the target's choice, for greedy rows.
 
   It needs `params['shadow']`, from `Loaded.shadow`, and decoding with
@@ -33,31 +44,24 @@ class Certified:
       best, the next number is scored, and after the last the whole vocabulary.
   """
 
-  coupled: bool = False
-  scored: tuple[int, ...] = (8, 64)
+  coupled: settings.Flag = False
+  scored: _Numbers = (8, 64)
   lossless = True
 
-  def __post_init__(self):
-    """Raises ValueError unless `scored` are ascending counts."""
-    given = self.scored
-    is_counts = isinstance(given, tuple) and all(map(settings.is_count, given))
-    if not (given and is_counts and list(given) == sorted({*given})):
-      raise ValueError(
-        f'Certified.scored is {given!r}: give a tuple of ascending numbers of '
-        'tokens, such as (8, 64)'
-      )
+  @property
+  def positional(self) -> bool:  # type: ignore[override]
+    return self.coupled
 
   @property
-  def positional(self) -> bool:
-    return self.coupled
+  def takes_trees(self) -> bool:  # type: ignore[override]
+    return not self.coupled
 
   @property
   def draft_kinds(self) -> frozenset[DraftKind]:
     return rule.CHAIN_KINDS if self.coupled else frozenset(DraftKind)
 
-  def law(self, draft: Draft, target_probs: Array) -> Law:
-    """Returns the law under one-hot target_probs [N + 1, V]."""
-    self._check(draft)
+  def _law(self, draft, target_probs):
+    """See `rule.Rule`, for one-hot target_probs."""
     chosen = jax.vmap(sampling.most_likely)(target_probs)
     return Law(stop=_stop(draft, chosen), next=target_probs)
 
@@ -71,15 +75,9 @@ class Certified:
 
   def of_choices(self, draft: Draft, chosen: Array) -> Verdict:
     """Returns the verdict, given the target's token chosen [N + 1] per node."""
-    self._check(draft)
+    self.check(draft)
     node = jnp.argmax(_stop(draft, chosen)).astype(jnp.int32)
     return rule.verdict_at(draft, node, chosen[node])
-
-  def _check(self, draft):
-    if self.coupled:
-      rule.check_chain('Certified(coupled=True)', draft, self.draft_kinds)
-    else:
-      rule.check_kind('Certified', draft, self.draft_kinds)
 
 
 def _stop(draft, chosen):

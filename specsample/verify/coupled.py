@@ -13,36 +13,33 @@ import jax.numpy as jnp
 
 from specsample import sampling
 from specsample import types
-from specsample.types import Array, Draft, Law, Verdict
+from specsample.types import Array, Draft, Verdict
 from specsample.verify import rule
-from specsample.verify.chain import chain
 
 
 @dataclasses.dataclass(frozen=True)
-class Coupled:
+class Coupled(rule.ChainRule):
   """Keeps drafts while they equal the target's own draw at their position."""
 
   lossless = True
   positional = True
-  draft_kinds = rule.CHAIN_KINDS
 
-  def law(self, draft: Draft, target_probs: Array) -> Law:
-    """Returns the verdict's distribution for a draft that used no noise.
+  def _law(self, draft, target_probs):
+    """See `rule.Rule`; the law is that of a draft that used no noise.
 
-    It is defined for point masses only: if drafts were drawn with the shared
-    noise, the verdict depends on that noise and not on the draft tokens alone.
-
-    Raises:
-      ValueError: if the draft was sampled, or is a tree.
+    If drafts were drawn with the shared noise, the verdict depends on that
+    noise and not on the draft tokens alone.
     """
-    rule.check_chain(
-      'coupled.law', draft, frozenset([types.DraftKind.POINT_MASS])
-    )
-    return chain.law(draft, target_probs)
+    if draft.kind is not types.DraftKind.POINT_MASS:
+      raise ValueError(
+        f'Coupled.law is not exact for drafts of kind {draft.kind.value!r}: '
+        'give a point mass'
+      )
+    return rule.token_by_token(draft, target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
     """Returns the verdict under noise keys [K + 1], one per position."""
-    rule.check_chain('coupled', draft, self.draft_kinds)
+    self.check(draft)
     chosen = jax.vmap(sampling.draw_coupled)(key, target_probs)
     agrees = (chosen[:-1] == draft.tokens).astype(jnp.int32)
     num_accepted = jnp.sum(jnp.cumprod(agrees))

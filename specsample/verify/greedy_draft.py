@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import types
-from specsample.types import Array, Draft, Law
+from specsample.types import Law
 from specsample.verify import rule
 
 
@@ -26,10 +26,7 @@ class GreedyDraft(rule.Rule):
   lossless = True
   draft_kinds = frozenset([types.DraftKind.TOP_AND_SAMPLED])
 
-  def law(self, draft: Draft, target_probs: Array) -> Law:
-    rule.check_kind('greedy_draft', draft, self.draft_kinds)
-    if not draft.tokens.size:
-      return rule.no_drafts(target_probs)
+  def _law(self, draft, target_probs):
     parents, tokens = rule.parents(draft), draft.tokens
     draft_probs = rule.draft_probs(draft, target_probs)
     # If the drawn child was cut, the last of the most likely ones takes its

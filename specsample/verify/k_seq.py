@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import types
-from specsample.types import Array, Draft, Law
+from specsample.types import Law
 from specsample.verify import rule
 
 
@@ -30,10 +30,7 @@ class KSeq(rule.Rule):
   lossless = True
   draft_kinds = frozenset([types.DraftKind.SAMPLED])
 
-  def law(self, draft: Draft, target_probs: Array) -> Law:
-    rule.check_kind('k_seq', draft, self.draft_kinds)
-    if not draft.tokens.size:
-      return rule.no_drafts(target_probs)
+  def _law(self, draft, target_probs):
     parents = rule.parents(draft)
     draft_probs = rule.draft_probs(draft, target_probs)
     is_there = draft.tokens >= 0

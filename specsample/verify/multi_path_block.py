@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specsample import indexing
 from specsample import sharding
 from specsample import types
-from specsample.types import Array, Draft, Law
+from specsample.types import Draft, Law
 from specsample.verify import rule
 from specsample.verify.block import block
 
@@ -34,10 +34,7 @@ class MultiPathBlock(rule.Rule):
   lossless = True
   draft_kinds = frozenset([types.DraftKind.SAMPLED])
 
-  def law(self, draft: Draft, target_probs: Array) -> Law:
-    rule.check_kind('multi_path_block', draft, self.draft_kinds)
-    if not draft.tokens.size:
-      return rule.no_drafts(target_probs)
+  def _law(self, draft, target_probs):
     parents = rule.parents(draft)
     depth = parents.size if draft.depth is None else draft.depth
     draft_probs = rule.draft_probs(draft, target_probs)

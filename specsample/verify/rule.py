@@ -4,7 +4,7 @@ Everything is for a single sequence.
 """
 
 import abc
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from specsample import tree
 from specsample import types
 from specsample.types import Array, Draft, Law, Verdict
 
-# The kinds of drafts without siblings, i.e. of chains.
+# The kinds of drafts that chains have.
 CHAIN_KINDS = frozenset([types.DraftKind.POINT_MASS, types.DraftKind.SAMPLED])
 
 PositiveShare = Annotated[
@@ -29,49 +29,61 @@ PositiveShare = Annotated[
 class Rule(settings.Settings, abc.ABC):
   """A `types.Verifier` that draws from its law, with one key per round.
 
-  A subclass says whether it is `lossless`, and for which `draft_kinds`.
+  A subclass says whether it is `lossless`, for which `draft_kinds`, and whether
+  it `takes_trees`.
   """
 
   positional = False
+  takes_trees = True
+  draft_kinds: Any  # a frozenset[types.DraftKind]
+
+  def law(self, draft: Draft, target_probs: Array) -> Law:
+    """Returns the verdict's distribution, given target_probs [N + 1, V].
+
+    Raises:
+      ValueError: the rule does not take such a draft.
+    """
+    self.check(draft)
+    if not draft.tokens.size:
+      return Law(stop=jnp.ones(1, target_probs.dtype), next=target_probs)
+    return self._law(draft, target_probs)
 
   @abc.abstractmethod
-  def law(self, draft: Draft, target_probs: Array) -> Law:
-    """Returns the verdict's distribution, given target_probs [N + 1, V]."""
+  def _law(self, draft: Draft, target_probs: Array) -> Law:
+    """Returns what `law` does, for one draft token or more."""
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
     return draw(key, draft, self.law(draft, target_probs))
 
+  def check(self, draft: Draft) -> None:
+    """Raises ValueError unless the rule takes such a draft."""
+    name, kind = type(self).__name__, draft.kind
+    if draft.parents is not None and not self.takes_trees:
+      raise ValueError(
+        f'{name} is for chains, but the draft is a tree of '
+        f'{draft.tokens.size} nodes: choose a verifier for trees, such as '
+        'verify.tree'
+      )
+    if kind not in self.draft_kinds:
+      accepted = sorted(kind.value for kind in self.draft_kinds)
+      raise ValueError(
+        f'{name} is not exact for drafts of kind {kind.value!r}, only for '
+        f'{accepted}: choose a verifier made for this drafter'
+      )
+    if (draft.probs is None) != (kind is types.DraftKind.POINT_MASS):
+      given = 'no' if draft.probs is None else 'an array of'
+      raise ValueError(
+        f'a draft of kind {kind.value!r} came with {given} probabilities: a '
+        'point mass has probs=None, and a sampled draft has the distribution '
+        'of each token'
+      )
 
-def check_chain(
-  name: str, draft: Draft, exact: frozenset[types.DraftKind]
-) -> None:
-  """Raises ValueError for a tree, or for a draft that `check_kind` rejects."""
-  if draft.parents is not None:
-    raise ValueError(
-      f'verify.{name} is for chains, but the draft is a tree of '
-      f'{draft.tokens.size} nodes: choose a verifier for trees, such as '
-      'verify.tree'
-    )
-  check_kind(name, draft, exact)
 
+class ChainRule(Rule):
+  """A rule for chains alone."""
 
-def check_kind(
-  name: str, draft: Draft, exact: frozenset[types.DraftKind]
-) -> None:
-  """Raises ValueError unless the rule is exact for a draft of this kind."""
-  if draft.kind not in exact:
-    accepted = sorted(kind.value for kind in exact)
-    raise ValueError(
-      f'verify.{name} is not exact for drafts of kind {draft.kind.value!r}, '
-      f'only for {accepted}: choose a verifier made for this drafter'
-    )
-  if (draft.probs is None) != (draft.kind is types.DraftKind.POINT_MASS):
-    given = 'no' if draft.probs is None else 'an array of'
-    raise ValueError(
-      f'a draft of kind {draft.kind.value!r} came with {given} probabilities: '
-      'a point mass has probs=None, and a sampled draft has the distribution '
-      'of each token'
-    )
+  takes_trees = False
+  draft_kinds = CHAIN_KINDS
 
 
 def draft_probs(draft: Draft, target_probs: Array) -> Array:
@@ -148,11 +160,6 @@ def token_by_token(
       [normalise(residual, target_probs[:-1]), target_probs[-1:]]
     ),
   )
-
-
-def no_drafts(target_probs: Array) -> Law:
-  """Returns the law of a round without drafts: the target's own, [1, V]."""
-  return Law(stop=jnp.ones(1, target_probs.dtype), next=target_probs)
 
 
 def stop_in_tree(parents: Array, accept: Array) -> Array:

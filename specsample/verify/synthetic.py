@@ -11,29 +11,23 @@ import dataclasses
 import jax.numpy as jnp
 
 from specsample import settings
-from specsample.types import Array, Draft, Law
+from specsample.types import Law
 from specsample.verify import rule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Synthetic(rule.Rule):
+class Synthetic(rule.ChainRule):
   """Accepts each draft with probability `rate` until the first rejection.
 
   If no stop condition cuts rounds short, the expected number of tokens per
-  round is (1 - rate^(K + 1)) / (1 - rate).
+  round is (1 - rate^(K + 1)) / (1 - rate). The token after the accepted drafts
+  is drawn from the target's distribution at its position.
   """
 
   rate: settings.Share
   lossless = False
-  draft_kinds = rule.CHAIN_KINDS
 
-  def law(self, draft: Draft, target_probs: Array) -> Law:
-    """Returns the verdict's distribution, given target_probs [K + 1, V].
-
-    The token after the accepted drafts is drawn from the target's distribution
-    at its position.
-    """
-    rule.check_chain('synthetic', draft, self.draft_kinds)
+  def _law(self, draft, target_probs):
     accept = jnp.where(draft.tokens >= 0, self.rate, 0)
     accept = accept.astype(target_probs.dtype)
     return Law(stop=rule.stop_at_rejection(accept), next=target_probs)

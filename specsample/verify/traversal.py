@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from specsample import indexing
 from specsample import types
-from specsample.types import Array, Draft, Law
+from specsample.types import Law
 from specsample.verify import rule
 
 
@@ -30,10 +30,7 @@ class Traversal(rule.Rule):
   lossless = True
   draft_kinds = frozenset(types.DraftKind)
 
-  def law(self, draft: Draft, target_probs: Array) -> Law:
-    rule.check_kind('traversal', draft, self.draft_kinds)
-    if not draft.tokens.size:
-      return rule.no_drafts(target_probs)
+  def _law(self, draft, target_probs):
     parents = rule.parents(draft)
     size, dtype = parents.size + 1, target_probs.dtype
     depth = parents.size if draft.depth is None else draft.depth

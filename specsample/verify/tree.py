@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specsample import types
-from specsample.types import Array, Draft, Law
+from specsample.types import Array, Law
 from specsample.verify import rule
 
 
@@ -28,10 +28,7 @@ class Tree(rule.Rule):
   lossless = True
   draft_kinds = frozenset(types.DraftKind)
 
-  def law(self, draft: Draft, target_probs: Array) -> Law:
-    rule.check_kind('tree', draft, self.draft_kinds)
-    if not draft.tokens.size:
-      return rule.no_drafts(target_probs)
+  def _law(self, draft, target_probs):
     if draft.kind is types.DraftKind.POINT_MASS:
       return _of_point_masses(draft, target_probs)
     return _of_drawn(draft, target_probs)

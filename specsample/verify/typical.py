@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from specsample import settings
 from specsample import tree
 from specsample import types
-from specsample.types import Array, Draft, Law
+from specsample.types import Law
 from specsample.verify import rule
 
 
@@ -30,8 +30,7 @@ class Typical(rule.Rule):
   lossless = False
   draft_kinds = frozenset(types.DraftKind)
 
-  def law(self, draft: Draft, target_probs: Array) -> Law:
-    rule.check_kind('typical', draft, self.draft_kinds)
+  def _law(self, draft, target_probs):
     parents = rule.parents(draft)
     is_possible = target_probs > 0
     logs = jnp.log(jnp.where(is_possible, target_probs, 1))

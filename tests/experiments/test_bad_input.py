@@ -97,7 +97,7 @@ _EVALUATE = {
   ),
   '--gin_bindings=Sampling.top_p = 1.5': 'top_p is 1.5 ... in (0, 1]',
   '--gin_bindings=Method.verify = @KSeq()': (
-    "verify.k_seq is not exact for drafts of kind 'point_mass' ... choose a"
+    "KSeq is not exact for drafts of kind 'point_mass' ... choose a"
   ),
   '--gin_bindings=Skip.layers = (0, 7)': (
     'layers are (0, 7) ... layers 0 to 1: name at least one'
@@ -165,7 +165,7 @@ _GENERATE = {
     '--drafter=unknown is unknown: choose one of auto, none, ngram'
   ),
   '--gin_bindings=Method.verify = @KSeq()': (
-    "drafts of Ngram: verify.k_seq is not exact for drafts of kind 'point_mass'"
+    "drafts of Ngram: KSeq is not exact for drafts of kind 'point_mass'"
   ),
   '--temperature=-1': '--temperature=-1 ... not a non-negative ... --help',
   '--temperature=nan': 'temperature is nan ... finite and at least 0',

@@ -362,7 +362,7 @@ def test_advance_returns_when_enough_rows_are_done():
     ({'params': {}}, 'target'),
     (
       {'verify': verify.greedy_draft},
-      'drafts of Chain: verify.greedy_draft is not exact for drafts of kind',
+      'drafts of Chain: GreedyDraft is not exact for drafts of kind',
     ),
     ({'sampling': specsample.Sampling(temperature=[1.0, 2.0])}, 'temperature'),
   ],

@@ -94,7 +94,7 @@ def prefill(drafter, max_new_tokens=4, rule=verify.chain):
     ({'request_ids': [1 << 33, 1, 2, 3]}, '8589934592'),
     (
       {'drafter': NGRAM, 'verify': verify.k_seq},
-      "drafts of Ngram: verify.k_seq is not exact .* kind 'point_mass', only",
+      "drafts of Ngram: KSeq is not exact .* kind 'point_mass', only",
     ),
     (
       {
@@ -104,7 +104,7 @@ def prefill(drafter, max_new_tokens=4, rule=verify.chain):
         ),
         'verify': verify.block,
       },
-      'drafts of Tree: verify.block is for chains, .* a tree of 4 nodes',
+      'drafts of Tree: Block is for chains, .* a tree of 4 nodes',
     ),
     ({'verify': verify.Typical}, 'verify is the class Typical: give a rule'),
     ({'verify': None}, 'verify is None'),
