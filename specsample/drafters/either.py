@@ -18,7 +18,7 @@ from specsample import types
 from specsample.drafter import Drafter
 from specsample.drafters import adaptive
 from specsample.drafters import suffix
-from specsample.policies import fixed
+from specsample.policies import fastest
 from specsample.policies import policy as policy_lib
 from specsample.types import Array, Draft, DraftKind
 
@@ -70,7 +70,7 @@ class Either(Drafter):
     trained = self.trained
     if not isinstance(trained, adaptive.Adaptive):
       adaptive.check_pauses('Either.trained', trained)
-      always = fixed.Fixed(trained.depth)
+      always = fastest.Fixed(trained.depth)
       trained = adaptive.Adaptive(drafter=trained, policies=(always,))
       object.__setattr__(self, 'trained', trained)
     trained = trained.with_most_kept(self.depth)

@@ -31,7 +31,7 @@ class BudgetState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Budget(policy.Policy):
+class Budget(patience_lib.Patient):
   """Maximises E[tokens] / cost over the best 0, w_1, w_2, ... nodes of a draft.
 
   The nodes are ranked by the probability that the drafter gives to their paths,
@@ -60,8 +60,7 @@ class Budget(policy.Policy):
       over plain decoding, in tokens. The rows of a batch share the head start,
       and it decays, so that many rows, or a long run of small losses, still
       stop the drafts.
-    patience: rounds until the first new try.
-    most_patience: upper bound of that wait as it doubles, in rounds.
+    patience, most_patience: see `patience.Patient`.
   """
 
   ladder: Sequence[int]
@@ -70,10 +69,10 @@ class Budget(policy.Policy):
   decay: settings.Share = 0.98
   strength: settings.Positive = 2.0
   patience: settings.Count = 8
-  most_patience: settings.Count = 256
   reads_token = True
 
   def _check(self):
+    super()._check()
     ladder = tuple(self.ladder)
     is_ladder = len(ladder) > 1 and ladder[0] == 0
     is_ladder &= all(map(settings.is_count, ladder[1:]))
@@ -89,7 +88,6 @@ class Budget(policy.Policy):
         f'costs are {costs}: give one above 0 for each of the '
         f'{len(ladder)} numbers of nodes in ladder'
       )
-    patience_lib.check(self.patience, self.most_patience)
     object.__setattr__(self, 'ladder', ladder)
     object.__setattr__(self, 'costs', costs)
 
@@ -104,7 +102,7 @@ class Budget(policy.Policy):
       lead=jnp.float32(self.strength),
       latest=zeros,
       latest_cost=nothing,
-      wait=patience_lib.init(self.patience),
+      wait=self.first_wait(),
     )
 
   def length(self, state, over=False):
@@ -130,7 +128,7 @@ class Budget(policy.Policy):
     chances = self.chances(draft, state)
     kept = jnp.cumsum(jnp.sort(chances, descending=True))
     tokens = 1 + jnp.pad(kept, (1, 0))[np.asarray(self.ladder)]
-    tokens = _of_batch(tokens, over)
+    tokens = policy.of_batch(tokens, over)
     promised = tokens / (self.drafting + np.asarray(self.costs, np.float32))
     width = jnp.asarray(self.ladder)[jnp.argmax(promised)]
     return policy.ranks(draft, chances) < width
@@ -188,24 +186,19 @@ class Budget(policy.Policy):
     # In a batch, some row nearly always keeps something: what counts is whether
     # all rows together have gained by it.
     gained = 1.0 + kept - state.latest_cost / self.costs[0]
-    in_vain = _of_batch(gained, over) <= 0
-    wait = patience_lib.update(
+    in_vain = policy.of_batch(gained, over) <= 0
+    wait = self.wait_after(
       state.wait,
       tried=tried,
       in_vain=in_vain,
       is_plain=self._is_plain(new, over),
-      patience=self.patience,
-      most_patience=self.most_patience,
     )
     return dataclasses.replace(new, wait=wait)
 
   def _is_plain(self, state, over):
     """Returns whether plain decoding would have emitted more, [] bool."""
     ahead = state.tokens - state.cost / self.costs[0]
-    lead = _of_batch(state.lead, over) / jnp.maximum(1, _of_batch(1, over))
-    return _of_batch(ahead, over) + lead < 0
-
-
-def _of_batch(x, over):
-  """Returns the sum over the rows that are not done."""
-  return jax.lax.psum(jnp.where(over, 0, x), policy.ROWS)
+    lead = policy.of_batch(state.lead, over) / jnp.maximum(
+      1, policy.of_batch(1, over)
+    )
+    return policy.of_batch(ahead, over) + lead < 0

@@ -1,8 +1,8 @@
-"""The draft length that promises the most tokens per second, possibly 0."""
+"""Draft lengths that promise the most tokens per second, possibly 0."""
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,75 @@ class FastestState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fastest(policy.Policy):
+class _Timed(policy.Policy):
+  """A policy that compares the costs of rounds.
+
+  Attributes:
+    costs: [K + 1], the costs of rounds of 0, 1, ... drafts, in any unit, as
+      `choosing.costs` measures them. More are ignored.
+    whole_batch: whether the rows of a batch decide together; the costs are then
+      of rounds in which every row has that many drafts.
+  """
+
+  costs: Sequence[float]
+  whole_batch: settings.Flag = False
+
+  def _check(self):
+    super()._check()
+    object.__setattr__(self, 'costs', widths.check_costs(self.costs))
+
+  def _tokens_a_cost(self, chances, over):
+    """Returns E[tokens] / cost [K + 1]; of the batch if that decides.
+
+    `chances` [K] are those that draft i is kept if those before it are.
+    """
+    kept = jnp.cumprod(chances)
+    tokens = 1 + jnp.cumsum(jnp.pad(kept, (1, 0)))
+    if self.whole_batch:
+      tokens = policy.of_batch(tokens, over)
+    return tokens / np.asarray(self.costs[: tokens.size], np.float32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EarlyStopping(_Timed):
+  """Drafts while E[tokens per round] / cost of the round rises.
+
+  This is DSpark's scheduler. A trained head says how likely each draft token is
+  to be kept if those before it are. It says so before the token is drawn, and
+  the first token that does not pay ends the draft, so nothing is anticipated.
+  The number of tokens that promises the most in hindsight would not be exact:
+  it depends on the head's later estimates, and through them on tokens that were
+  drawn.
+
+  With `whole_batch` all rows draft the same number of tokens: a round is as
+  wide as the longest draft, and a token in every row has to pay together. Then
+  a row's number of drafts depends on the other rows; its distribution does not,
+  and neither do its tokens at temperature 0.
+  """
+
+  reads_token = False
+
+  def init(self, num_draft_tokens):
+    widths.check_costs(self.costs, num_draft_tokens)
+    return ()
+
+  def passes(self, draft, state, over=False):
+    del state
+    if draft.parents is not None:
+      raise ValueError(
+        'EarlyStopping makes chains longer, but the draft is a tree: choose '
+        'Budget or ConfidenceProduct'
+      )
+    promised = self.tokens_a_cost(draft, over)
+    return promised[1:] > promised[:-1]
+
+  def tokens_a_cost(self, draft: types.Draft, over: Array) -> Array:
+    """Returns E[tokens] / cost [K + 1]; of the batch if that decides."""
+    return self._tokens_a_cost(self.confidence(draft), over)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fastest(_Timed, patience_lib.Patient):
   """Maximises E[tokens per round] / cost of the round over K = 0, 1, ...
 
   E = 1 + a_1 + a_1 a_2 + ..., where a_i is the acceptance rate of draft i, once
@@ -42,18 +110,12 @@ class Fastest(policy.Policy):
   distribution does not, and neither do its tokens at temperature 0.
 
   Attributes:
-    costs: [K + 1], the costs of rounds of 0, 1, ... drafts, in any unit, as
-      `choosing.costs` measures them. More are ignored.
     prior: the acceptance rate that is assumed before anything is known.
     strength: pseudo-count: weight of the prior, in rounds.
     decay: decay factor of the counts, per round.
-    patience: rounds until the first new try.
-    most_patience: upper bound of that wait as it doubles, in rounds.
-    whole_batch: whether the rows of a batch decide together; the costs are then
-      of rounds in which every row has that many drafts.
+    patience, most_patience: see `patience.Patient`.
   """
 
-  costs: Sequence[float]
   # With a strength of 2, two rounds in vain were enough to give up a drafter
   # that yields 2.0 tokens per round. With these values a drafter that is never
   # right costs 2% of the time of 128 tokens (simulated).
@@ -61,12 +123,6 @@ class Fastest(policy.Policy):
   strength: settings.Positive = 8.0
   decay: settings.Share = 0.995
   patience: settings.Count = 32
-  most_patience: settings.Count = 256
-  whole_batch: settings.Flag = False
-
-  def _check(self):
-    object.__setattr__(self, 'costs', widths.check_costs(self.costs))
-    patience_lib.check(self.patience, self.most_patience)
 
   def init(self, num_draft_tokens):
     if num_draft_tokens < 1:
@@ -76,9 +132,7 @@ class Fastest(policy.Policy):
       )
     widths.check_costs(self.costs, num_draft_tokens)
     zeros = jnp.zeros(num_draft_tokens, jnp.float32)
-    return FastestState(
-      reached=zeros, kept=zeros, wait=patience_lib.init(self.patience)
-    )
+    return FastestState(reached=zeros, kept=zeros, wait=self.first_wait())
 
   def acceptance(self, state: FastestState) -> Array:
     """Returns a [K], the acceptance rate of draft i once it is reached."""
@@ -90,11 +144,7 @@ class Fastest(policy.Policy):
 
   def tokens_a_cost(self, state: FastestState, over: Any = False) -> Array:
     """Returns E[tokens] / cost [K + 1]; of the batch if that decides."""
-    kept = jnp.cumprod(self.acceptance(state))
-    tokens = 1 + jnp.cumsum(jnp.pad(kept, (1, 0)))
-    if self.whole_batch:
-      tokens = jax.lax.psum(jnp.where(over, 0, tokens), policy.ROWS)
-    return tokens / np.asarray(self.costs[: tokens.size], np.float32)
+    return self._tokens_a_cost(self.acceptance(state), over)
 
   def length(self, state, over=False):
     promised = self.tokens_a_cost(state, over)
@@ -121,13 +171,23 @@ class Fastest(policy.Policy):
     is_plain = jnp.argmax(self.tokens_a_cost(new, over)) == 0
     in_vain = kept == 0
     if self.whole_batch:
-      in_vain = jax.lax.psum(jnp.where(over, 0, kept), policy.ROWS) == 0
-    wait = patience_lib.update(
-      state.wait,
-      tried=asked > 0,
-      in_vain=in_vain,
-      is_plain=is_plain,
-      patience=self.patience,
-      most_patience=self.most_patience,
+      in_vain = policy.of_batch(kept, over) == 0
+    wait = self.wait_after(
+      state.wait, tried=asked > 0, in_vain=in_vain, is_plain=is_plain
     )
     return dataclasses.replace(new, wait=wait)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(policy.Policy):
+  """Asks for `num_draft_tokens` tokens, 0 for plain decoding."""
+
+  num_draft_tokens: Annotated[int, settings.at_least(0)]
+
+  @property
+  def most(self) -> int:
+    return self.num_draft_tokens
+
+  def length(self, state, over):
+    del state, over
+    return jnp.int32(self.num_draft_tokens)

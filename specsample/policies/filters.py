@@ -4,20 +4,29 @@ They all read the drafter's own `types.Signals`, so that they mean the same at
 every temperature.
 """
 
+import abc
 import dataclasses
 
 import jax.numpy as jnp
 
 from specsample import settings
 from specsample.policies import policy
-from specsample.types import DraftKind
+from specsample.types import Array, Draft, DraftKind
 
 
 @dataclasses.dataclass(frozen=True)
-class _Threshold(policy.Policy):
-  """The setting of filters that compare a probability with a threshold."""
+class _Threshold(policy.Policy, abc.ABC):
+  """A filter of drafts whose probability is at least the threshold."""
 
   threshold: settings.Share
+
+  @abc.abstractmethod
+  def probability(self, draft: Draft) -> Array:
+    """Returns the probability of each draft token that counts, [N]."""
+
+  def passes(self, draft, state, over=False):
+    del state, over
+    return self.probability(draft) >= self.threshold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +35,8 @@ class TokenProbability(_Threshold):
 
   reads_token = True
 
-  def passes(self, draft, state, over=False):
-    del state, over
-    return jnp.exp(self.signals(draft).log_prob) >= self.threshold
+  def probability(self, draft):
+    return jnp.exp(self.signals(draft).log_prob)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +45,8 @@ class PathProbability(_Threshold):
 
   reads_token = True
 
-  def passes(self, draft, state, over=False):
-    del state, over
-    log_prob = self.signals(draft).log_prob
-    return jnp.exp(policy.along(draft, log_prob)) >= self.threshold
+  def probability(self, draft):
+    return jnp.exp(policy.along(draft, self.signals(draft).log_prob))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +70,8 @@ class LargestProbability(_Threshold):
 
   reads_token = False
 
-  def passes(self, draft, state, over=False):
-    del state, over
-    largest = self.signals(draft).max_log_prob
-    return jnp.exp(largest) >= self.threshold
+  def probability(self, draft):
+    return jnp.exp(self.signals(draft).max_log_prob)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +80,8 @@ class Confidence(_Threshold):
 
   reads_token = False
 
-  def passes(self, draft, state, over=False):
-    del state, over
-    return self.confidence(draft) >= self.threshold
+  def probability(self, draft):
+    return self.confidence(draft)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +96,8 @@ class ConfidenceProduct(_Threshold):
 
   reads_token = False
 
-  def passes(self, draft, state, over=False):
-    del state, over
-    log_confidence = jnp.log(self.confidence(draft))
-    return jnp.exp(policy.along(draft, log_confidence)) >= self.threshold
+  def probability(self, draft):
+    return jnp.exp(policy.along(draft, jnp.log(self.confidence(draft))))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,12 @@
 """How long rows decode plainly before drafts are tried again."""
 
+import dataclasses
+
 import jax.numpy as jnp
 
+from specsample import settings
 from specsample import types
+from specsample.policies import policy
 from specsample.types import Array
 
 
@@ -14,44 +18,46 @@ class Wait:
   patience: Array  # [] int32, the next wait if a try is in vain
 
 
-def check(patience: int, most_patience: int) -> None:
-  """Raises ValueError unless patience <= most_patience."""
-  if patience > most_patience:
-    raise ValueError(
-      f'patience is {patience} and most_patience {most_patience}: give a '
-      'most_patience of at least patience'
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Patient(policy.Policy):
+  """A policy that tries drafts again after a wait.
 
-
-def init(patience: int) -> Wait:
-  """Returns the state in which drafts are tried at once."""
-  return Wait(rounds=jnp.int32(0), patience=jnp.int32(patience))
-
-
-def update(
-  wait: Wait,
-  *,
-  tried: Array,
-  in_vain: Array,
-  is_plain: Array,
-  patience: int,
-  most_patience: int,
-) -> Wait:
-  """Returns the state after a round.
-
-  Args:
-    wait: the state before it.
-    tried: [] bool, whether something was to be drafted.
-    in_vain: [] bool, whether nothing was gained by it.
-    is_plain: [] bool, whether plain decoding now promises the most.
+  Attributes:
     patience: rounds until the first new try.
-    most_patience: the longest wait.
+    most_patience: upper bound of that wait as it doubles, in rounds.
   """
-  longer = jnp.minimum(2 * wait.patience, most_patience)
-  after_try = jnp.where(in_vain & is_plain, longer, patience)
-  wait_now = jnp.where(in_vain, wait.patience, patience)
-  rounds = jnp.where(tried, wait_now, wait.rounds - 1)
-  return Wait(
-    rounds=jnp.where(is_plain, rounds, 0),
-    patience=jnp.where(tried, after_try, wait.patience),
-  )
+
+  patience: settings.Count
+  most_patience: settings.Count = 256
+
+  def _check(self):
+    super()._check()
+    if self.patience > self.most_patience:
+      raise ValueError(
+        f'patience is {self.patience} and most_patience {self.most_patience}: '
+        'give a most_patience of at least patience'
+      )
+
+  def first_wait(self) -> Wait:
+    """Returns the state in which drafts are tried at once."""
+    return Wait(rounds=jnp.int32(0), patience=jnp.int32(self.patience))
+
+  def wait_after(
+    self, wait: Wait, *, tried: Array, in_vain: Array, is_plain: Array
+  ) -> Wait:
+    """Returns the state after a round.
+
+    Args:
+      wait: the state before it.
+      tried: [] bool, whether something was to be drafted.
+      in_vain: [] bool, whether nothing was gained by it.
+      is_plain: [] bool, whether plain decoding now promises the most.
+    """
+    longer = jnp.minimum(2 * wait.patience, self.most_patience)
+    after_try = jnp.where(in_vain & is_plain, longer, self.patience)
+    wait_now = jnp.where(in_vain, wait.patience, self.patience)
+    rounds = jnp.where(tried, wait_now, wait.rounds - 1)
+    return Wait(
+      rounds=jnp.where(is_plain, rounds, 0),
+      patience=jnp.where(tried, after_try, wait.patience),
+    )

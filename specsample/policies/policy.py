@@ -7,6 +7,7 @@ what the drafter knew when it drew it, but not on the token that was drawn.
 
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from specsample import drafts
@@ -105,6 +106,11 @@ class Policy(settings.Settings):
         'LargestProbability'
       )
     return confidence
+
+
+def of_batch(x: Array, over: Array) -> Array:
+  """Returns the sum of x [] over the rows that are not done."""
+  return jax.lax.psum(jnp.where(over, 0, x), ROWS)
 
 
 def along(draft: Draft, values: Array) -> Array:
