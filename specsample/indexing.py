@@ -69,7 +69,7 @@ def take(x: Array, ids: Array) -> Array:
   return pick(x[..., None, :], ids)
 
 
-def entries(x: Array, index: Array) -> Array:
+def at(x: Array, index: Array) -> Array:
   """Returns the entries [B, n, ...] of x [B, T, ...] at index [B, n]."""
   index = jnp.expand_dims(index, tuple(range(2, x.ndim)))
   return jnp.take_along_axis(x, index, axis=1)

@@ -203,10 +203,6 @@ class OfTwoModels(OverModel):
 class Chain(OfTwoModels, trainable.Learnable):
   """A drafter that samples K tokens from a second model, one after another."""
 
-  @property
-  def reads_prompt(self) -> bool:
-    return True
-
   def is_trained(self) -> Params:
     return jax.tree.map(lambda _: True, self.model.abstract_params())
 

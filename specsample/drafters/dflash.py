@@ -102,10 +102,6 @@ class DFlash(trainable.Trainable):
     """How many tokens each layer of the draft network sees, None for all."""
     return tuple(self.shape.window(i) for i in range(self.num_layers))
 
-  @property
-  def reads_prompt(self) -> bool:
-    return True
-
   def context(
     self,
     params: Params,

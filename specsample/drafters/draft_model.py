@@ -54,10 +54,6 @@ class DraftModel(chain.OverModel, trainable.Trainable):
     checks.draft_model(self.model.keep_layers(self.layers))
 
   @property
-  def reads_prompt(self) -> bool:
-    return True
-
-  @property
   def decoder(self) -> 'Decoder':
     """The draft model by itself."""
     return Decoder(self)

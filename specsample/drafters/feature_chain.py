@@ -15,10 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specsample import indexing
 from specsample import settings
 from specsample import sharding
 from specsample import types
 from specsample.drafters import fields
+from specsample.drafters import steps
 from specsample.drafters import trainable
 from specsample.models import cache as cache_lib
 from specsample.models import int8
@@ -61,7 +63,6 @@ class _Drafting:
   length: Array  # [B] int32, its entries that are not guesses
   caches: tuple[cache_lib.KVCache, ...]  # of the other modules
   kept: tuple[Array, ...]  # [B, 1, D], what modules after the first keep
-  num_nodes: int = types.static()  # of a tree so far
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,10 +133,6 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       of_layers: [B, T, D] each, the outputs of `feature_layers`.
     """
 
-  @property
-  def reads_prompt(self) -> bool:
-    return True
-
   def vectors(self, params: Params, outputs: Array, number: int) -> Array:
     """Maps outputs [..., D] to the unembedding's input for draft `number`."""
     modules = self.modules(params)
@@ -170,12 +167,13 @@ class FeatureChain(trainable.Trainable, abc.ABC):
 
   def observe(self, params, tokens, count, output, verdict, state):
     """See `Drafter`: features of a round wait for the next one."""
-    features = self._features(params, output, state)
+    fields.check_dtype(output.hidden.dtype, state.features[0].dtype)
+    features = self.features(params, output.hidden, output.features)
     if verdict is None:
       return self._read(params, tokens, count, features, state)
     held = state.features[0]
     index = jnp.arange(held.shape[1]) - self._num_waiting(state)[:, None]
-    new = _take(features, jnp.clip(index, 0, features.shape[1] - 1))
+    new = indexing.at(features, jnp.clip(index, 0, features.shape[1] - 1))
     held = jnp.where(index[..., None] < 0, held, new)
     return dataclasses.replace(
       state,
@@ -186,21 +184,20 @@ class FeatureChain(trainable.Trainable, abc.ABC):
   def _read(self, params, tokens, count, before, state):
     """Makes a prompt's entries; the last one waits for the next token."""
     place = jnp.arange(tokens.shape[1])
-    last_place = tokens.shape[1] - 1
     # How many of a module's inputs are known before and after the chunk.
     known, length = state.length, state.length + count
     caches, kept = [], []
     for i, cache in enumerate(state.caches):
       held = state.features[i][:, :1]
       before = jnp.concatenate([held, before], axis=1)
-      kept.append(_take(before, (length - known)[:, None]))
+      kept.append(indexing.at(before, (length - known)[:, None]))
       index = cache.length[:, None] + 1 + i + place - state.length[:, None]
       num_before, num_after = (jnp.maximum(x - 1, 0) for x in (known, length))
       before, cache = self._run(
         params,
         i,
-        jnp.take_along_axis(tokens, jnp.minimum(index, last_place), axis=1),
-        _take(before, (known == 0)[:, None] + place),
+        indexing.at(tokens, jnp.minimum(index, place[-1])),
+        indexing.at(before, (known == 0)[:, None] + place),
         cache,
         count=num_after - num_before,
       )
@@ -251,17 +248,12 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       drafted = jnp.concatenate([carry.drafted, tokens], axis=1)
       carry = dataclasses.replace(carry, drafted=drafted)
       return self._begin_module(params, carry)
-    number, outputs = len(carry.caches), carry.outputs
-    num_nodes, num_new = carry.num_nodes, tokens.shape[1]
-    if parents is not None:
-      before = parents[:, -num_new:] - (num_nodes - outputs.shape[1])
-      outputs, num_nodes = _take(outputs, before), num_nodes + num_new
+    number = len(carry.caches)
+    before = steps.of_parents(carry.outputs, tokens, parents)
     outputs, cache = self._run(
-      params, number, tokens, outputs, carry.cache, parents
+      params, number, tokens, before, carry.cache, parents
     )
-    carry = dataclasses.replace(
-      carry, outputs=outputs, cache=cache, num_nodes=num_nodes
-    )
+    carry = dataclasses.replace(carry, outputs=outputs, cache=cache)
     return self._logits(params, outputs, number), carry
 
   def _begin_module(self, params, carry):
@@ -272,18 +264,14 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     if number:
       before = jnp.concatenate([state.features[number], before], axis=1)
       first = carry.caches[-1].length - carry.known
-      kept = (*kept, _take(before, first[:, None]))
-    place = jnp.arange(before.shape[1])
+      kept = (*kept, indexing.at(before, first[:, None]))
+    place, start = jnp.arange(before.shape[1]), cache.length
     index = jnp.minimum((carry.known == 0)[:, None] + place, place[-1])
-    start = cache.length
-    new = _behind_drafts(
-      carry.tokens,
-      length,
-      carry.drafted,
-      start[:, None] + 1 + number + place,
-    )
-    outputs, cache = self._run(params, number, new, _take(before, index), cache)
-    last = _take(outputs, jnp.maximum(length - 2 - start, 0)[:, None])
+    before = indexing.at(before, index)
+    index = start[:, None] + 1 + number + place
+    new = _behind_drafts(carry.tokens, length, carry.drafted, index)
+    outputs, cache = self._run(params, number, new, before, cache)
+    last = indexing.at(outputs, jnp.maximum(length - 2 - start, 0)[:, None])
     logits = self._logits(params, last, number)
     true_length = jnp.maximum(length - 1 - number, 0)
     if number < self.num_unrolled:
@@ -300,7 +288,6 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       length=true_length,
       caches=carry.caches,
       kept=kept,
-      num_nodes=1,
     )
 
   def end(self, carry, state):
@@ -335,7 +322,7 @@ class FeatureChain(trainable.Trainable, abc.ABC):
       new = _behind_drafts(tokens, length, tokens[:, :0], index)
       _, cache = self._run(params, 0, new, features[:, :most_new], cache)
       place = count[:, None] + jnp.arange(features.shape[1])
-      left = _take(features, jnp.minimum(place, features.shape[1] - 1))
+      left = indexing.at(features, jnp.minimum(place, features.shape[1] - 1))
       cache = cache_lib.commit(cache, start + count)
       return dataclasses.replace(state, caches=(cache,), features=(left,))
 
@@ -364,42 +351,59 @@ class FeatureChain(trainable.Trainable, abc.ABC):
     return self.logits(params, self.vectors(params, outputs, number))
 
   def _run(
-    self, params, number, tokens, features, cache, parents=None, *, count=None
+    self,
+    params,
+    number,
+    tokens,
+    features,
+    cache,
+    parents=None,
+    *,
+    count=None,
+    num_kept=None,
   ):
     """Returns a module's outputs [B, T, D] after its cache, and the new cache.
 
     Entries are made of tokens [B, T] and of the features before them. With
     parents, as in `types.Model.apply`, they are nodes of a tree. The count is
-    that of `cache.append`.
+    that of `cache.append`; the first `num_kept` entries are written, by default
+    all.
     """
     num_new = tokens.shape[1]
-    sizes = (cache.length, num_new, cache_lib.size(cache.keys[0]))
-    if parents is None:
-      positions = cache.length[:, None] + jnp.arange(num_new)
-      mask = masks.causal(*sizes, self.window)
-    else:
-      mask, positions = masks.of_tree(*sizes, parents, self.window)
-    rows, keys, values = self.modules(params)[number](
-      _rows(self.model.embed(params['target'], tokens)),
+    contexts = []
+    for window, keys, values in zip(
+      self.windows, cache.keys, cache.values, strict=True
+    ):
+      sizes = (cache.length, num_new, cache_lib.size(keys))
+      if parents is None:
+        positions = cache.length[:, None] + jnp.arange(num_new)
+        mask = masks.causal(*sizes, window)
+      else:
+        mask, positions = masks.of_tree(*sizes, parents, window)
+      rope = self.shape.rope(positions, window)
+      contexts.append((rope, mask, keys, values))
+    rows, *new = self._apply(
+      self.modules(params)[number],
+      _rows(self._embed(params, tokens)),
       _rows(features),
-      self.rope(positions),
-      mask,
-      cache.keys[0],
-      cache.values[0],
+      contexts,
     )
     outputs = rows.reshape(features.shape)
-    after = outputs[:, 0]
+    keys, values = jax.tree.map(lambda x: x[:, :, :num_kept], new)
     return outputs, cache_lib.append(
-      cache, [keys], [values], after=after, count=count
+      cache, keys, values, after=outputs[:, 0], count=count
     )
 
-  def _features(self, params, output, state):
-    fields.check_dtype(output.hidden.dtype, state.features[0].dtype)
-    return self.features(params, output.hidden, output.features)
+  def _embed(self, params, tokens):
+    return self.model.embed(params['target'], tokens)
 
-  def rope(self, positions: Array) -> tuple[Array, Array]:
-    """Returns the tables of `rotary.rotate` for positions [B, T]."""
-    return self.shape.rope(positions, self.window)
+  def _apply(self, module, embedded, features, contexts):
+    """Applies a module; returns rows, and new keys and values of each layer.
+
+    `contexts` has what each layer reads besides rows, in its order.
+    """
+    rows, keys, values = module(embedded, features, *contexts[0])
+    return rows, [keys], [values]
 
   def empty_cache(
     self,
@@ -427,22 +431,13 @@ class FeatureChain(trainable.Trainable, abc.ABC):
 
 def _behind_drafts(tokens, length, drafted, index):
   """Returns tokens [B, T] at index [B, T]: drafts [B, n] from length [B] on."""
-  found = jnp.take_along_axis(
-    tokens, jnp.minimum(index, length[:, None] - 1), axis=1
-  )
+  found = indexing.at(tokens, jnp.minimum(index, length[:, None] - 1))
   num_drafts = drafted.shape[1]
   if not num_drafts:
     return found
   ahead = index - length[:, None]
-  drafts = jnp.take_along_axis(
-    drafted, jnp.clip(ahead, 0, num_drafts - 1), axis=1
-  )
+  drafts = indexing.at(drafted, jnp.clip(ahead, 0, num_drafts - 1))
   return jnp.where(ahead < 0, found, drafts)
-
-
-def _take(x, index):
-  """Returns x [B, T, D] at index [B, n] as [B, n, D]."""
-  return jnp.take_along_axis(x, index[..., None], axis=1)
 
 
 def _rows(x):

@@ -137,6 +137,10 @@ class Heads(trainable.Trainable, abc.ABC):
         'own_unembedding draft all tokens: leave one of the two out'
       )
 
+  @property
+  def reads_prompt(self) -> bool:
+    return False
+
   @abc.abstractmethod
   def vectors(
     self,

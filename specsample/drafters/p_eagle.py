@@ -10,6 +10,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import indexing
 from specsample import settings
 from specsample import sharding
 from specsample.drafters import eagle
@@ -17,7 +18,6 @@ from specsample.drafters import fields
 from specsample.drafters import steps
 from specsample.models import cache as cache_lib
 from specsample.models import decoder_layer
-from specsample.models import masks
 from specsample.models import matrices
 
 
@@ -47,19 +47,6 @@ class _PEagle(eagle.Eagle3Network):
     dtype = self.norm.scale[...].dtype
     table = self.embedding.get_value()
     return matrices.lookup(table, ids, self.vocab_axis, dtype)
-
-  def __call__(self, embedded, features, views, keys, values):
-    """Applies all layers; `views` has the rotary tables and mask of each."""
-    rows, *first = super().__call__(
-      embedded, features, *views[0], keys[0], values[0]
-    )
-    new = [first]
-    for layer, view, *cached in zip(
-      self.layers, views[1:], keys[1:], values[1:], strict=True
-    ):
-      rows, *of_layer = layer(rows, *view, *cached)
-      new.append(of_layer)
-    return rows, *zip(*new, strict=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,9 +103,7 @@ class PEagle(steps.OnePass, eagle.Eagle3):
     num_new = jnp.maximum(length - 1 - cache.length, 1)[:, None]
     is_mask = place >= num_new
     index = cache.length[:, None] + 1 + place
-    found = jnp.take_along_axis(
-      tokens, jnp.minimum(index, length[:, None] - 1), axis=1
-    )
+    found = indexing.at(tokens, jnp.minimum(index, length[:, None] - 1))
     known = jnp.pad(features[:, :most_new], ((0, 0), (0, num_masks), (0, 0)))
     outputs, cache = self._run(
       params,
@@ -129,8 +114,8 @@ class PEagle(steps.OnePass, eagle.Eagle3):
       num_kept=most_new,
     )
     index = num_new - 1 + jnp.arange(1 + num_masks)
-    outputs = jnp.take_along_axis(outputs, index[..., None], axis=1)
-    logits = self.logits(params, self.vectors(params, outputs, 0))
+    outputs = indexing.at(outputs, index)
+    logits = self._logits(params, outputs, 0)
     cache = cache_lib.commit(cache, jnp.maximum(length - 1, 0))
     return logits, dataclasses.replace(state, caches=(cache,))
 
@@ -141,45 +126,15 @@ class PEagle(steps.OnePass, eagle.Eagle3):
     of_rows = [sharding.constrain(x, 'batch', None, None) for x in of_rows]
     return self.features(params, of_rows[0], tuple(of_rows))
 
-  def _run(
-    self,
-    params,
-    number,
-    tokens,
-    features,
-    cache,
-    parents=None,
-    *,
-    count=None,
-    num_kept=None,
-  ):
-    """See `feature_chain.FeatureChain`; keeps the first `num_kept` entries."""
-    del number, parents
-    network = self.merge(params)
-    embedded = (
-      network.embed(tokens)
-      if self.own_embedding
-      else self.model.embed(params['target'], tokens)
-    )
-    num_new = tokens.shape[1]
-    positions = cache.length[:, None] + jnp.arange(num_new)
+  def _embed(self, params, tokens):
+    if self.own_embedding:
+      return self.merge(params).embed(tokens)
+    return super()._embed(params, tokens)
 
-    def view(window, keys):
-      size = cache_lib.size(keys)
-      mask = masks.causal(cache.length, num_new, size, window)
-      return self.shape.rope(positions, window), mask
-
-    in_rows = lambda x: x.reshape(-1, x.shape[-1])
-    rows, *new = network(
-      in_rows(embedded),
-      in_rows(features),
-      list(map(view, self.windows, cache.keys)),
-      cache.keys,
-      cache.values,
-    )
-    outputs = rows.reshape(features.shape)
-    keys, values = jax.tree.map(lambda x: x[:, :, :num_kept], new)
-    cache = cache_lib.append(
-      cache, keys, values, after=outputs[:, 0], count=count
-    )
-    return outputs, cache
+  def _apply(self, module, embedded, features, contexts):
+    rows, *first = module(embedded, features, *contexts[0])
+    new = [first]
+    for layer, context in zip(module.layers, contexts[1:], strict=True):
+      rows, *of_layer = layer(rows, *context)
+      new.append(of_layer)
+    return rows, *zip(*new, strict=True)

@@ -297,7 +297,7 @@ def check_siblings(count: int, logits: Array) -> None:
 
 def pending(tokens: Array, length: Array) -> Array:
   """Returns the last of the first length [B] of tokens [B, S]: [B, 1]."""
-  return indexing.entries(tokens, length[:, None] - 1)
+  return indexing.at(tokens, length[:, None] - 1)
 
 
 def of_parents(values: Any, tokens: Array, parents: Array | None) -> Any:
@@ -316,7 +316,7 @@ def of_parents(values: Any, tokens: Array, parents: Array | None) -> Any:
 
   def of_latest(x):
     index = parents[:, -num_new:] - (num_before - x.shape[1])
-    return indexing.entries(x, index)
+    return indexing.at(x, index)
 
   return jax.tree.map(of_latest, values)
 

@@ -61,7 +61,7 @@ class Learnable(steps.Steps):
   @property
   def reads_prompt(self) -> bool:
     """Whether drafts depend on more than the last two tokens."""
-    return False
+    return True
 
   @abc.abstractmethod
   def is_trained(self) -> Params:

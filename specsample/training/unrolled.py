@@ -51,7 +51,7 @@ def outputs(
     entries = (
       _rows(rows_lib.behind(embedded, i + 1)),
       _rows(features),
-      drafter.rope(roots - begins),
+      drafter.shape.rope(roots - begins, drafter.window),
       _known_mask(0, roots, begins, size, drafter.window),
       empty.keys[0],
       empty.values[0],
@@ -68,7 +68,7 @@ def outputs(
     rows, *new = modules[end](
       _rows(pick(rows_lib.behind(embedded, end + 1 + step))),
       _rows(features),
-      drafter.rope(roots - begins + step),
+      drafter.shape.rope(roots - begins + step, drafter.window),
       _known_mask(step, roots, begins, size, drafter.window),
       *leaves,
       functools.partial(_attend, sees_new=step > 0),

@@ -88,7 +88,7 @@ def _plain_outputs(drafter, params, batch, features, num_steps):
     output, *added = drafter.modules(params)[min(i, end)](
       rows(pick(new) if now else new),
       rows(features),
-      drafter.rope(roots + now),
+      drafter.shape.rope(roots + now, drafter.window),
       jnp.concatenate(mask, axis=2),
       keys,
       values,
