@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from specsample import sharding
 from specsample.models import layers
+from specsample.models import transformer
 from specsample.types import Array, Params
 
 
@@ -54,9 +55,9 @@ class Joined(nnx.Module):
 
 def scale_of(model: Any, norm: Params) -> Array:
   """Returns the factor [D] float32 that a norm of a model multiplies by."""
-  return getattr(model, 'norm_offset', 0) + jnp.array(
-    norm['scale'], jnp.float32
-  )
+  is_known = isinstance(model, transformer.Transformer)
+  offset = model.norm_offset if is_known else 0
+  return offset + jnp.array(norm['scale'], jnp.float32)
 
 
 def with_norm_of(

@@ -5,6 +5,7 @@ import dataclasses
 from typing import Annotated, Any
 
 from specsample import settings
+from specsample.models import transformer
 
 DraftLength = Annotated[
   int,
@@ -22,14 +23,12 @@ def check_shape(drafter: Any) -> None:
     drafter: has a `model`, a `layer_config` and a `shape` from one of the two.
   """
   name, given = type(drafter).__name__, drafter.layer_config or drafter.model
-  if not hasattr(given, 'num_kv_heads'):
-    takes_config = any(
-      x.name == 'layer_config' for x in dataclasses.fields(drafter)
-    )
+  if not isinstance(given, transformer.Transformer):
+    own = {field.name for field in dataclasses.fields(drafter)}
+    remedy = ', or give a layer_config' if 'layer_config' in own else ''
     raise ValueError(
       f'{name} has layers with the shape of {given}, which is not a '
-      'Transformer: choose a Transformer as the target'
-      f'{", or give a layer_config" if takes_config else ""}'
+      f'Transformer: choose a Transformer as the target{remedy}'
     )
   if given.dim != drafter.model.dim:
     raise ValueError(

@@ -19,6 +19,7 @@ import numpy as np
 from specsample import sharding
 from specsample.models import matrices
 from specsample.models import network
+from specsample.models import transformer
 from specsample.types import Array, ArrayLike, Model, Params
 
 # Rows of the target's [D, V] that are computed at a time, at most.
@@ -170,7 +171,8 @@ def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
 
 
 def _softcap(model):
-  return getattr(model, 'logit_softcap', None)
+  is_known = isinstance(model, transformer.Transformer)
+  return model.logit_softcap if is_known else None
 
 
 def check_d2t(ids: np.ndarray, vocab_size: int) -> None:
