@@ -24,6 +24,7 @@ from specsample.models import cache as cache_lib
 from specsample.models import decoder_layer
 from specsample.models import layers
 from specsample.models import network
+from specsample.models import transformer
 
 
 class _Ordered(nnx.Module):
@@ -165,10 +166,10 @@ class Assistant(trainable.Trainable):
     super()._check()
     shape = self.layer_config
     for name, value in (('model', self.model), ('layer_config', shape)):
-      checks.has(
+      checks.instance(
         name,
         value,
-        ('own_kv_layers', 'of_layer'),
+        transformer.Transformer,
         'give a models.transformer.Transformer',
       )
     of_target = self.model.own_kv_layers

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import checks
+from specsample import indexing
 from specsample import sharding
 from specsample import types
 from specsample.drafters import fields
@@ -42,6 +43,16 @@ class OverModel(steps.Steps):
   @abc.abstractmethod
   def draft_params(self, params: Params) -> Params:
     """Returns the model's parameters, given the whole tree."""
+
+  def vectors(
+    self, params: Params, tokens: Array, parents: Array | None = None
+  ) -> Array:
+    """Returns what the unembedding reads of sequences [B, T]: [B, T, D].
+
+    With parents they are trees, as in `types.Model.apply`.
+    """
+    empty = self.draft_model.init_cache(tokens.shape[0], 0)
+    return self._apply(params, tokens, empty, parents)[0].hidden
 
   def init(self, params, batch_size, max_length):
     del params
@@ -83,19 +94,15 @@ class OverModel(steps.Steps):
     """
     return 2
 
-  def first(self, params, tokens, length, state):
-    """See `steps.Steps`: a pass over the last two tokens."""
-    return self._start(params, tokens, length, state, self._num_read)
+  def first(self, params, tokens, length, state, width=None):
+    """See `steps.Steps`: a pass over the last `width` tokens, 2 by default."""
+    width = width or self._num_read
+    output, pending, state = self._read(params, tokens, length, state, width)
+    return indexing.at(output.logits, pending[:, None]), state
 
   def root(self, params, tokens, length, state):
     """See `steps.Steps`: a pass over what a round of a tree can add."""
-    return self._start(params, tokens, length, state, self.num_draft_tokens + 1)
-
-  def _start(self, params, tokens, length, state, width):
-    """Runs `first` with a pass over the last `width` tokens."""
-    output, pending, state = self._read(params, tokens, length, state, width)
-    logits = jnp.take_along_axis(output.logits, pending[:, None, None], axis=1)
-    return logits, state
+    return self.first(params, tokens, length, state, self.num_draft_tokens + 1)
 
   def _read(self, params, tokens, length, state, width, num_more=0):
     """Runs a pass over the last `width` tokens and `num_more` after them.
@@ -119,9 +126,7 @@ class OverModel(steps.Steps):
   def _feed(self, params, tokens, start, width, cache):
     """Runs a pass over `width` tokens from index start [B] on."""
     index = start[:, None] + jnp.arange(width)
-    inputs = jnp.take_along_axis(
-      tokens, jnp.minimum(index, tokens.shape[1] - 1), axis=1
-    )
+    inputs = indexing.at(tokens, jnp.minimum(index, tokens.shape[1] - 1))
     cache = self.draft_model.commit(cache, start)
     return self._apply(params, inputs, cache)
 
@@ -191,12 +196,7 @@ class OfTwoModels(OverModel):
     return self.model
 
   def draft_params(self, params):
-    if 'drafter' not in params:
-      raise ValueError(
-        f'params has the keys {sorted(params)}, but {type(self).__name__} '
-        "reads params['drafter']: put the draft model's parameters there"
-      )
-    return params['drafter']
+    return fields.own(self, params)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,10 +205,6 @@ class Chain(OfTwoModels, trainable.Learnable):
 
   def is_trained(self) -> Params:
     return jax.tree.map(lambda _: True, self.model.abstract_params())
-
-  def vectors(self, params, tokens, parents=None):
-    empty = self.model.init_cache(tokens.shape[0], 0)
-    return self._apply(params, tokens, empty, parents)[0].hidden
 
   def logits(self, params, vectors):
     return self.model.unembed(self.draft_params(params), vectors)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from specsample import checks
 from specsample.drafters import chain
 from specsample.drafters import fields
+from specsample.drafters import steps
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
 from specsample.models import decoder_layer
@@ -53,20 +54,6 @@ class DraftModel(chain.OverModel, trainable.Trainable):
     fields.check_layers(self.layers, self.model.num_layers)
     checks.draft_model(self.model.keep_layers(self.layers))
 
-  @property
-  def decoder(self) -> 'Decoder':
-    """The draft model by itself."""
-    return Decoder(self)
-
-  def vectors(self, params, tokens, parents=None):
-    """Returns what the unembedding reads of sequences [B, T]: [B, T, D].
-
-    With parents they are trees, as in `types.Model.apply`.
-    """
-    empty = self.decoder.init_cache(tokens.shape[0], 0)
-    found, _ = self.decoder.run(params, tokens, empty, parents=parents)
-    return found.hidden
-
   def _begin(self, key, target_params):
     del key
     if target_params is None:
@@ -83,7 +70,8 @@ class DraftModel(chain.OverModel, trainable.Trainable):
 
   @property
   def draft_model(self) -> 'Decoder':
-    return self.decoder
+    """The draft model by itself, for the whole tree of parameters."""
+    return Decoder(self)
 
   def draft_params(self, params):
     return params
@@ -92,14 +80,9 @@ class DraftModel(chain.OverModel, trainable.Trainable):
     self.own(params)  # raises if parameters are missing
     return super().init(params, batch_size, max_length)
 
-  def target_ids(self, params, ids):
-    """See `steps.Steps`: the decoder's logits are over all tokens."""
-    del params
-    return ids
-
-  def widen(self, params, logits):
-    del params
-    return logits
+  # The decoder's logits are over all tokens.
+  target_ids = steps.Steps.target_ids
+  widen = steps.Steps.widen
 
   def target_logits(self, params, vectors):
     """See `Trainable`: here `widen` leaves the decoder's logits as they are."""
@@ -139,16 +122,13 @@ class Decoder:
     return self._model.init_cache(batch_size, max_length, max_new)
 
   def apply(self, params, tokens, cache, features=(), parents=None):
-    output, cache = self.run(params, tokens, cache, features, parents)
-    logits = self.drafter.target_logits(params, output.hidden)
-    return dataclasses.replace(output, logits=logits), cache
-
-  def run(self, params, tokens, cache, features=(), parents=None):
-    """Does the same as `apply`, but with logits of the target's unembedding."""
     own = self.drafter.own(params)
     fields.check_dtype(jnp.dtype(self._model.dtype), own['norm']['scale'].dtype)
-    decoder = params['target'] | _own(own)
-    return self._model.apply(decoder, tokens, cache, features, parents)
+    output, cache = self._model.apply(
+      params['target'] | _own(own), tokens, cache, features, parents
+    )
+    logits = self.drafter.target_logits(params, output.hidden)
+    return dataclasses.replace(output, logits=logits), cache
 
   def commit(self, cache, length, path=None):
     return self._model.commit(cache, length, path)

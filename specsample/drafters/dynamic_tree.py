@@ -76,9 +76,9 @@ class DynamicTree(wrapper.Wrapper):
     before = [drafts.of_all_rows([0] * width, batch)]
     for depth in range(1, self.depth):
       ids, scores, _ = _join(found)
-      take = lambda x: jnp.take_along_axis(x, expanded, axis=1)  # noqa: B023
-      logits, carry = self.drafter.next(params, take(ids), parents, carry)
-      new = self._candidates(params, logits, take(scores), carry)
+      chosen, scores = indexing.at(ids, expanded), indexing.at(scores, expanded)
+      logits, carry = self.drafter.next(params, chosen, parents, carry)
+      new = self._candidates(params, logits, scores, carry)
       before.append(jnp.repeat(expanded + 1, width, axis=1))
       _, best = jax.lax.top_k(new[1], width)
       expanded = ids.shape[1] + best
@@ -122,7 +122,7 @@ class DynamicTree(wrapper.Wrapper):
     # Among equals `top_k` takes the first, which never descends from another.
     _, kept = jax.lax.top_k(scores, self.num_draft_tokens)
     kept = jnp.sort(kept, axis=1)
-    take = functools.partial(_take, index=kept)
+    take = functools.partial(indexing.at, index=kept)
     # A parent's node number is the number of kept candidates up to it.
     number = jnp.sum(kept[:, None] < take(before)[..., None], axis=-1)
     return Draft(
@@ -139,7 +139,3 @@ class DynamicTree(wrapper.Wrapper):
 def _join(found):
   """Joins the tokens, scores and signals of all candidates so far: [B, C]."""
   return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *found)
-
-
-def _take(x, index):
-  return jnp.take_along_axis(x, index, axis=1)

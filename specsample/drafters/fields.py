@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from specsample import settings
 from specsample.models import transformer
+from specsample.types import Params
 
 DraftLength = Annotated[
   int,
@@ -42,6 +43,16 @@ def check_shape(drafter: Any) -> None:
       'positions rotate pairs of numbers: give a layer_config with an even '
       'head_dim'
     )
+
+
+def own(drafter: Any, params: Params) -> Params:
+  """Returns a drafter's own part of the whole tree of parameters."""
+  if 'drafter' not in params:
+    raise ValueError(
+      f'params has the keys {sorted(params)}, but {type(drafter).__name__} '
+      "reads params['drafter']: put its parameters there"
+    )
+  return params['drafter']
 
 
 def check_dtype(of_target: Any, own: Any) -> None:

@@ -13,6 +13,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from specsample import indexing
 from specsample import settings
 from specsample import sharding
 from specsample import types
@@ -197,10 +198,7 @@ def take_in(state: HeadsState, hidden: Array, length: Array) -> HeadsState:
     hidden: of the tokens that follow those.
     length: [B] int32, tokens that the new state covers.
   """
-  count = (length - state.length)[:, None, None]
-  last = jnp.take_along_axis(hidden, jnp.maximum(count - 1, 0), axis=1)
-  return dataclasses.replace(
-    state,
-    hidden=jnp.where(count > 0, last, state.hidden[:, None])[:, 0],
-    length=length,
-  )
+  count = (length - state.length)[:, None]
+  last = indexing.at(hidden, jnp.maximum(count - 1, 0))[:, 0]
+  hidden = jnp.where(count > 0, last, state.hidden)
+  return dataclasses.replace(state, hidden=hidden, length=length)

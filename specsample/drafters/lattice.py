@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import checks
+from specsample import indexing
 from specsample import settings
 from specsample import sharding
 from specsample import types
@@ -66,13 +67,13 @@ def best_prefixes(log_probs: Array, num_prefixes: int) -> Prefixes:
   found: list[Any] = []
   first = 0  # the number of the first prefix of the level before
   for position in range(min(depth, num_prefixes)):
-    rows = _take(log_probs[:, position], last[..., None])
+    rows = indexing.at(log_probs[:, position], last)
     scores = (score[..., None] + rows).reshape(batch, -1)
     scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
     count = min(num_prefixes, scores.shape[1])
     score, best = jax.lax.top_k(scores, count)
     before, candidate = best // size, best % size
-    step = (position * size + _take(last, before)) * size + candidate
+    step = (position * size + indexing.at(last, before)) * size + candidate
     found.append((score, step, first + before))
     first = 1 + sum(x[0].shape[1] for x in found[:-1])
     last = candidate
@@ -81,17 +82,13 @@ def best_prefixes(log_probs: Array, num_prefixes: int) -> Prefixes:
   )
   # `top_k` takes the first of equal scores, which is never the child.
   score, kept = jax.lax.top_k(scores, num_prefixes)
-  is_parent = kept[:, None] + 1 == _take(parents, kept)[..., None]
+  is_parent = kept[:, None] + 1 == indexing.at(parents, kept)[..., None]
   number = jnp.where(is_parent, jnp.arange(1, num_prefixes + 1), 0)
   return Prefixes(
     score=score,
-    step=_take(steps, kept),
+    step=indexing.at(steps, kept),
     parent=jnp.where(score > -jnp.inf, jnp.sum(number, axis=-1), 0),
   )
-
-
-def _take(x, index):
-  return jnp.take_along_axis(x, index, axis=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,7 +145,7 @@ class LatticeTree(wrapper.Wrapper):
     best = best_prefixes(found.log_probs, num_nodes)
     # The step is to `candidate` of a position, after another of the one before.
     before, candidate = best.step // size, best.step % size
-    rows = _take_steps(found.log_probs, before[..., None])
+    rows = _take_steps(found.log_probs, before)
     chosen = jnp.take_along_axis(rows, candidate[..., None], axis=-1)
     signals = signals_lib.of_log_probs(rows, chosen[..., 0])
     if found.confidence is not None:
@@ -169,4 +166,4 @@ class LatticeTree(wrapper.Wrapper):
 def _take_steps(x, index):
   """Returns entries of x [B, K, C, ...], whose position is index // C."""
   flat = x.reshape(len(x), -1, *x.shape[3:])
-  return jnp.take_along_axis(flat, index, axis=1)
+  return indexing.at(flat, index)

@@ -29,16 +29,28 @@ _Length = Annotated[
 ]
 
 
-def _check_range(drafter):
-  if drafter.min_ngram > drafter.max_ngram:
-    raise ValueError(
-      f'min_ngram is {drafter.min_ngram} and max_ngram {drafter.max_ngram}: '
-      'they must satisfy min_ngram <= max_ngram'
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Lookup(Drafter):
+  """A drafter that compares suffixes of some lengths."""
+
+  max_ngram: _Length = 4
+  min_ngram: _Length = 2
+
+  def _check(self):
+    if self.min_ngram > self.max_ngram:
+      raise ValueError(
+        f'min_ngram is {self.min_ngram} and max_ngram {self.max_ngram}: they '
+        'must satisfy min_ngram <= max_ngram'
+      )
+
+  @property
+  def widths(self) -> tuple[int, ...]:
+    """See `Drafter`: most rounds draft nothing."""
+    return (0, self.num_draft_tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ngram(Drafter):
+class Ngram(_Lookup):
   """A drafter that continues the latest match of the longest repeated suffix.
 
   Suffixes of at most `max_ngram` tokens are compared. Nothing is drafted unless
@@ -47,16 +59,6 @@ class Ngram(Drafter):
   """
 
   num_draft_tokens: fields.DraftLength
-  max_ngram: _Length = 4
-  min_ngram: _Length = 2
-
-  def _check(self):
-    _check_range(self)
-
-  @property
-  def widths(self) -> tuple[int, ...]:
-    """See `Drafter`: most rounds draft nothing."""
-    return (0, self.num_draft_tokens)
 
   def propose(self, params, draw, warp, tokens, length, state):
     del params, draw, warp
@@ -71,7 +73,7 @@ class Ngram(Drafter):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NgramTree(Drafter):
+class NgramTree(_Lookup):
   """A drafter that continues several matches with different first tokens.
 
   The tree has `num_branches` chains of `depth` tokens after the pending token.
@@ -80,21 +82,11 @@ class NgramTree(Drafter):
 
   num_branches: settings.Count
   depth: settings.Count
-  max_ngram: _Length = 4
-  min_ngram: _Length = 2
-
-  def _check(self):
-    _check_range(self)
 
   @property
   def num_draft_tokens(self) -> int:
     """N, the number of nodes."""
     return self.num_branches * self.depth
-
-  @property
-  def widths(self) -> tuple[int, ...]:
-    """See `Drafter`: most rounds draft nothing."""
-    return (0, self.num_draft_tokens)
 
   @property
   def topology(self) -> tree.Topology:

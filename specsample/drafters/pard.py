@@ -7,6 +7,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from specsample import indexing
 from specsample.drafters import chain
 from specsample.drafters import fields
 from specsample.drafters import steps
@@ -47,5 +48,5 @@ class PARD(steps.OnePass, chain.OfTwoModels):
       num_masks,
     )
     index = pending[:, None] + jnp.arange(1 + num_masks)
-    hidden = jnp.take_along_axis(output.hidden, index[..., None], axis=1)
+    hidden = indexing.at(output.hidden, index)
     return self.model.unembed(self.draft_params(params), hidden), state

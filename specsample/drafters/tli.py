@@ -4,7 +4,6 @@ Token-level intersection: Timor et al., 2502.05202, Algorithm 4.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specsample import checks
+from specsample import indexing
 from specsample import settings
 from specsample import sharding
 from specsample import types
@@ -116,9 +116,8 @@ class TLI(steps.Steps):
       _take(state.ids, start, 2),
       self.model.commit(state.cache, start),
     )
-    logits = jnp.take_along_axis(
-      output.logits, jnp.maximum(known - 1 - start, 0)[:, None, None], axis=1
-    )
+    last = jnp.maximum(known - 1 - start, 0)[:, None]
+    logits = indexing.at(output.logits, last)
     cache = self.model.commit(cache, known)
     state = dataclasses.replace(state, cache=cache, num_known=known)
     is_there = self._has_room(params, state)[:, None, None]
@@ -138,12 +137,13 @@ class TLI(steps.Steps):
 
   def next(self, params, tokens, parents, carry):
     """See `steps.Steps`: a pass over the new tokens, one piece each."""
-    fed = self._draft_ids(params, tokens)
-    apply = functools.partial(
-      self.model.apply, self._own(params)['model'], fed, carry.cache
-    )
+    own = self._own(params)
+    places = sharding.of_new('batch', None)
+    fed = own['draft_ids'].at[jnp.maximum(tokens, 0)].get(out_sharding=places)
+    fed = jnp.maximum(fed, 0)  # an arbitrary piece for -1
     # A model for chains alone need not take parents.
-    output, cache = apply() if parents is None else apply(parents=parents)
+    trees = {} if parents is None else {'parents': parents}
+    output, cache = self.model.apply(own['model'], fed, carry.cache, **trees)
     carry = dataclasses.replace(carry, cache=cache)
     if parents is None:
       # The piece counts as known until the text turns out differently.
@@ -189,8 +189,30 @@ class TLI(steps.Steps):
     return jnp.minimum(state.count, self._room(state))
 
   def _append(self, params, tokens, count, state):
+    """Appends the pieces of tokens [B, T], of which count [B] are new.
+
+    Pieces fed as drafts stay known as long as the text agrees with them.
+    """
+    room, size = self._room(state), state.ids.shape[1]
+    places = sharding.of_new('batch', None, None)
     table = self._own(params)['pieces']
-    return _append(state, table, tokens, count, self._room(state))
+    new = table.at[tokens].get(out_sharding=places)  # [B, T, P]
+    is_new = jnp.arange(tokens.shape[1]) < count[:, None]
+    is_piece = ((new >= 0) & is_new[..., None]).reshape(len(tokens), -1)
+    index = state.count[:, None] + jnp.cumsum(is_piece, axis=1) - 1
+    index = jnp.where(is_piece & (index < room), index, size)
+    ids = _write(state.ids, new.reshape(len(tokens), -1), index)
+    total = state.count + jnp.sum(is_piece, axis=1)
+    total = jnp.minimum(total, room + 1).astype(jnp.int32)
+    differs = jnp.where(ids != state.ids, jnp.arange(size), size)
+    num_known = jnp.minimum(state.num_known, jnp.min(differs, axis=1))
+    return dataclasses.replace(
+      state,
+      ids=ids,
+      count=total,
+      num_known=jnp.minimum(num_known, total),
+      length=state.length + count,
+    )
 
   def _feed(self, params, state, width, leave):
     """Feeds all pieces but the last `leave`, at most `width` per pass."""
@@ -217,13 +239,6 @@ class TLI(steps.Steps):
     )
     return dataclasses.replace(state, num_known=known, cache=cache)
 
-  def _draft_ids(self, params, tokens):
-    """Maps drafts [B, n] to the draft model's ids; -1 to an arbitrary one."""
-    ids = self._own(params)['draft_ids']
-    places = sharding.of_new('batch', None)
-    found = ids.at[jnp.maximum(tokens, 0)].get(out_sharding=places)
-    return jnp.maximum(found, 0)
-
   def _to_target(self, params, logits):
     """Maps the draft model's logits to [B, n, V], -inf for what it lacks."""
     ids = self._own(params)['draft_ids']
@@ -248,40 +263,6 @@ class TLI(steps.Steps):
         'that target'
       )
     return own
-
-
-def _append(
-  state: _Pieces, table: Array, tokens: Array, count: Array, room: int
-) -> _Pieces:
-  """Appends the pieces of more tokens.
-
-  _Pieces fed as drafts stay known as long as the text agrees with them.
-
-  Args:
-    state: of B rows.
-    table: [V, P] int32, the pieces of each token, -1 for none.
-    tokens: [B, T]. count: [B], how many of them are new.
-    room: C, the most pieces of a row that are kept.
-  """
-  places = sharding.of_new('batch', None, None)
-  new = table.at[tokens].get(out_sharding=places)  # [B, T, P]
-  is_new = jnp.arange(tokens.shape[1]) < count[:, None]
-  is_piece = ((new >= 0) & is_new[..., None]).reshape(len(tokens), -1)
-  index = state.count[:, None] + jnp.cumsum(is_piece, axis=1) - 1
-  size = state.ids.shape[1]
-  index = jnp.where(is_piece & (index < room), index, size)
-  ids = _write(state.ids, new.reshape(len(tokens), -1), index)
-  total = state.count + jnp.sum(is_piece, axis=1)
-  total = jnp.minimum(total, room + 1).astype(jnp.int32)
-  differs = jnp.where(ids != state.ids, jnp.arange(size), size)
-  num_known = jnp.minimum(state.num_known, jnp.min(differs, axis=1))
-  return dataclasses.replace(
-    state,
-    ids=ids,
-    count=total,
-    num_known=jnp.minimum(num_known, total),
-    length=state.length + count,
-  )
 
 
 def _take(rows: Array, start: Array, width: int) -> Array:

@@ -184,12 +184,7 @@ class Trainable(Learnable):
 
   def own(self, params: Params) -> Params:
     """Returns the drafter's part of the whole tree of parameters."""
-    if 'drafter' not in params:
-      raise ValueError(
-        f'params has the keys {sorted(params)}, but {type(self).__name__} '
-        "reads params['drafter']: put its parameters there"
-      )
-    return params['drafter']
+    return fields.own(self, params)
 
   def logits(self, params, vectors):
     own = self.merge(params).vocabulary

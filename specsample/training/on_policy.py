@@ -68,7 +68,7 @@ def resample(
 @functools.partial(jax.jit, static_argnames=('drafter', 'end_ids'))
 def _resample(params, tokens, mask, key, sampling, *, drafter, end_ids):
   batch_size, size = tokens.shape
-  model = drafter.decoder
+  model = drafter.draft_model
   numbers = sharding.constrain(jnp.arange(batch_size), 'batch')
   keys = jax.vmap(streams.row_key, (None, 0))(key, numbers)
   nothing = sharding.zeros((batch_size, 0), jnp.int32, 'batch', None)

@@ -131,7 +131,9 @@ def test_training_sees_what_drafting_sees():
 
 def test_it_is_a_model_by_itself():
   params = _params(_CUT, 0.1)
-  output = _generate({'target': params}, drafters.NoDraft(), model=_CUT.decoder)
+  output = _generate(
+    {'target': params}, drafters.NoDraft(), model=_CUT.draft_model
+  )
   assert set(np.unique(output.tokens)) <= set(_D2T)
 
 
@@ -228,4 +230,4 @@ def test_it_is_equal_by_value():
     model=_TARGET, num_draft_tokens=_K, layers=list(_LAYERS)
   )
   assert same == _WHOLE
-  assert hash(same.decoder) == hash(draft_model.Decoder(_WHOLE))
+  assert hash(same.draft_model) == hash(draft_model.Decoder(_WHOLE))

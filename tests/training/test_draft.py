@@ -52,7 +52,7 @@ def _hidden(params, tokens):
 @jax.jit
 def _draft_logits(params, tokens):
   """Returns the logits of the draft vocabulary, as in decoding."""
-  model = _DRAFTER.decoder
+  model = _DRAFTER.draft_model
   output, _ = model.apply(params, tokens, model.init_cache(*tokens.shape))
   return output.logits[..., _D2T]
 

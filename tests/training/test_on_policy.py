@@ -72,7 +72,7 @@ def test_at_temperature_0_they_are_what_the_draft_model_decodes():
     _TOKENS[:, :3],
     np.full(6, 3),
     jax.random.key(0),
-    model=_DRAFTER.decoder,
+    model=_DRAFTER.draft_model,
     drafter=drafters.NoDraft(),
     verify=verify.chain,
     sampling=specsample.Sampling(),
@@ -89,8 +89,8 @@ def test_they_are_drawn_from_the_draft_models_law():
 
   # The prompt, followed by each token.
   texts = np.asarray([[*prompt, i] for i in range(_V)])
-  cache = _DRAFTER.decoder.init_cache(_V, 3)
-  output, _ = jax.jit(_DRAFTER.decoder.apply)(_params(), texts, cache)
+  cache = _DRAFTER.draft_model.init_cache(_V, 3)
+  output, _ = jax.jit(_DRAFTER.draft_model.apply)(_params(), texts, cache)
   weights = np.exp(np.asarray(output.logits, float) / temperature)
   probs = weights / weights.sum(axis=-1, keepdims=True)
   joint = (probs[0, 1][:, None] * probs[:, 2]).reshape(-1)
