@@ -17,6 +17,7 @@ from specsample import sharding
 from specsample import types
 from specsample.drafters import fields
 from specsample.drafters import heads
+from specsample.drafters import parts
 from specsample.drafters import steps
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary
@@ -32,9 +33,7 @@ class _Ordered(nnx.Module):
 
   def __init__(self, config, keys):
     dim, size = config.layer_config.dim, config.num_clusters
-    self.clusters = layers.Linear(
-      dim, size, axes=(None, None), keys=keys, dtype=jnp.float32
-    )
+    self.clusters = parts.linear(dim, size, keys)
     ids = jnp.arange(config.vocab_size)
     self.ids = network.Buffer(ids, axes=(None,))
     self.num_best = config.num_best_clusters
@@ -57,13 +56,8 @@ class _Network(nnx.Module):
     shape = dataclasses.replace(config.layer_config, dtype='float32')
     dim = config.model.dim
     self.joined_axis = sharding.Axis('mlp', 2 * dim)
-    self.project = layers.Linear(
-      2 * dim,
-      shape.dim,
-      axes=(self.joined_axis, None),
-      keys=keys,
-      dtype=jnp.float32,
-    )
+    axes = (self.joined_axis, None)
+    self.project = parts.linear(2 * dim, shape.dim, keys, axes)
     self.first = len(config.kv_layers)
     self.layers = nnx.List(
       [
@@ -72,9 +66,7 @@ class _Network(nnx.Module):
       ]
     )
     self.norm = layers.norm_of(shape, shape.dim)
-    self.back = layers.Linear(
-      shape.dim, dim, axes=(None, None), keys=keys, dtype=jnp.float32
-    )
+    self.back = parts.linear(shape.dim, dim, keys)
     self.vocabulary = vocabulary.DraftVocabulary(
       shape.dim, config.vocab_size, has_ids=False, softcap=shape.logit_softcap
     )
@@ -240,8 +232,8 @@ class Assistant(trainable.Trainable):
     fields.check_dtype(output.hidden.dtype, state.hidden.dtype)
     length = state.length + count
     # [B, T, 2, H, head_dim] to keys and values of [B, H, T, head_dim].
-    parts = [jnp.moveaxis(x, (2, 3), (0, 2)) for x in output.features]
-    keys, values = zip(*parts, strict=True)
+    moved = [jnp.moveaxis(x, (2, 3), (0, 2)) for x in output.features]
+    keys, values = zip(*moved, strict=True)
     after = output.hidden[:, 0]
     cache = cache_lib.append(state.cache, keys, values, after=after)
     state = heads.take_in(state, output.hidden, length)

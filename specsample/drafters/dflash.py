@@ -16,9 +16,9 @@ from specsample import settings
 from specsample import sharding
 from specsample import types
 from specsample.drafters import dflash_network
-from specsample.drafters import feature_norms
 from specsample.drafters import fields
 from specsample.drafters import lattice as lattice_lib
+from specsample.drafters import parts
 from specsample.drafters import steps
 from specsample.drafters import trainable
 from specsample.models import cache as cache_lib
@@ -193,7 +193,7 @@ class DFlash(trainable.Trainable):
       ids = jnp.full(jax.device_count(), self.mask_token_id)
       embedded = sharding.replicate(self.model.embed(target_params, ids))
       params |= {'mask': embedded[0].astype(jnp.float32)}
-    return feature_norms.with_norms_of(self, params, target_params)
+    return parts.with_norms_of(self, params, target_params)
 
   def init(self, params, batch_size, max_length):
     dtype = self.own(params)['mask'].dtype

@@ -16,6 +16,7 @@ from specsample import types
 from specsample.drafters import dflash
 from specsample.drafters import dflash_network
 from specsample.drafters import lattice as lattice_lib
+from specsample.drafters import parts
 from specsample.drafters import vocabulary
 from specsample.models import decoder_layer
 from specsample.models import layers
@@ -37,13 +38,8 @@ class _GroupConv(nnx.Module):
     dim, num_taps = config.model.dim, config.conv_kernel_size
     base = jnp.zeros((dim, num_taps, 2)).at[:, 0].set(1)
     self.base = nnx.Param(base, axes=(None, None, None))
-    self.projection = layers.Linear(
-      dim,
-      2 * num_taps * dim // config.conv_group_size,
-      axes=(None, None),
-      keys=None,
-      dtype=jnp.float32,
-    )
+    num_changes = 2 * num_taps * dim // config.conv_group_size
+    self.projection = parts.linear(dim, num_changes, None)
     self.block_size = config.num_draft_tokens + 1
 
   def kernels(self, normed: Array) -> tuple[Array, Array]:
@@ -110,9 +106,7 @@ class _Selector(nnx.Module):
   def __init__(self, config, keys):
     rank, num_tokens = config.selector_rank, config.model.vocab_size
     size = config.draft_vocab_size or num_tokens
-    self.hidden = layers.Linear(
-      config.model.dim, rank, axes=(None, None), keys=keys, dtype=jnp.float32
-    )
+    self.hidden = parts.linear(config.model.dim, rank, keys)
     self.before_axis = sharding.Axis('vocab', num_tokens)
     self.axis = sharding.Axis('vocab', size)
     before = jax.random.normal(next(keys), (rank, num_tokens))

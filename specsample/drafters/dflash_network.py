@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from specsample import sharding
-from specsample.drafters import feature_norms
+from specsample.drafters import parts
 from specsample.drafters import vocabulary
 from specsample.models import cache as cache_lib
 from specsample.models import decoder_layer
-from specsample.models import layers
 from specsample.models import masks
 from specsample.models import network
 from specsample.types import Array
@@ -30,19 +29,11 @@ class Network(nnx.Module):
 
   def __init__(self, config, keys):
     model = dataclasses.replace(config.shape, dtype='float32')
-    norm = lambda: layers.RMSNorm(
-      model.dim, model.norm_eps, jnp.float32, is_wide=model.has_wide_norms
-    )
-    num_features = len(config.feature_layers)
-    self.feature_norms = feature_norms.FeatureNorms(
-      num_features if config.has_feature_norms else 0, model.dim, model.norm_eps
-    )
-    size = num_features * model.dim
+    self.feature_norms = parts.FeatureNorms(config)
+    size = len(config.feature_layers) * model.dim
     self.width = sharding.Axis('mlp', size)
-    self.fuse = layers.Linear(
-      size, model.dim, axes=(self.width, None), keys=keys, dtype=jnp.float32
-    )
-    self.fused_norm = norm()
+    self.fuse = parts.linear(size, model.dim, keys, (self.width, None))
+    self.fused_norm = parts.norm(model)
     scale = model.dim**-0.5  # that of an untrained embedding
     mask = scale * jax.random.normal(next(keys), (model.dim,))
     is_fixed = config.mask_token_id is not None
@@ -50,7 +41,7 @@ class Network(nnx.Module):
     self.layers = nnx.List(
       [self._layer(config, model, keys) for _ in range(config.num_layers)]
     )
-    self.norm = norm()
+    self.norm = parts.norm(model)
     self.vocabulary = vocabulary.make(config)
     self.drafts_from_pending = config.drafts_from_pending
     self.causal_layers = config.causal_layers

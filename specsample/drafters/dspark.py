@@ -18,8 +18,8 @@ from specsample import settings
 from specsample import sharding
 from specsample.drafters import dflash
 from specsample.drafters import dflash_network
+from specsample.drafters import parts
 from specsample.drafters import steps
-from specsample.models import layers
 from specsample.types import Array, Params
 
 
@@ -38,13 +38,7 @@ class _Markov(nnx.Module):
     before = jax.random.normal(next(keys), (rank, num_before)) * rank**-0.5
     self.before = nnx.Param(before, axes=(None, self.before_axis))
     self.behind = nnx.Param(jnp.zeros((rank, size)), axes=(None, self.axis))
-    linear = functools.partial(
-      layers.Linear,
-      axes=(None, None),
-      bias=True,
-      keys=keys,
-      dtype=jnp.float32,
-    )
+    linear = functools.partial(parts.linear, keys=keys, bias=True)
     is_gated, is_rnn = config.head == 'gated', config.head == 'rnn'
     self.gate = linear(dim + rank, rank) if is_gated else None
     self.joint = linear(2 * rank + dim, 3 * rank) if is_rnn else None
@@ -113,14 +107,8 @@ class _Network(dflash_network.Network):
     num_before = num_tokens if config.reads_all_tokens else size
     self.markov = _Markov(config, num_before, size, keys)
     # Before training the confidence is 1/2 everywhere.
-    self.confidence = layers.Linear(
-      config.model.dim + config.rank,
-      1,
-      axes=(None, None),
-      bias=True,
-      keys=None,
-      dtype=jnp.float32,
-    )
+    size = config.model.dim + config.rank
+    self.confidence = parts.linear(size, 1, None, bias=True)
 
 
 # The kinds of Markov heads.

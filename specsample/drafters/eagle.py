@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from specsample import settings
 from specsample.drafters import feature_chain
-from specsample.drafters import feature_norms
 from specsample.drafters import fields
+from specsample.drafters import parts
 from specsample.drafters import vocabulary
 from specsample.models import attention
 from specsample.models import layers
@@ -28,7 +28,7 @@ class _Layer(nnx.Module):
     )
     self.attention = attention.Attention(config, keys, in_dim)
     self.attention_post_norm = after()
-    self.mlp_norm = _norm(config)
+    self.mlp_norm = parts.norm(config)
     self.mlp = layers.GatedMLP(config, keys)
     self.mlp_post_norm = after()
 
@@ -40,20 +40,10 @@ class _Layer(nnx.Module):
     return x, new_keys, new_values
 
 
-def _norm(shape, count=1):
-  """Returns a norm of `count` joined vectors of a shape."""
-  return layers.RMSNorm(
-    count * shape.dim,
-    shape.norm_eps,
-    jnp.float32,
-    is_wide=shape.has_wide_norms,
-  )
-
-
 class _Eagle(nnx.Module):
   def __init__(self, config, keys):
     dim = config.model.dim
-    self.project = feature_norms.Joined(2, dim, config.bias, keys)
+    self.project = parts.Joined(2, dim, config.bias, keys)
     self.layer = _Layer(config.shape, keys, dim)
     self.vocabulary = vocabulary.make(config)
 
@@ -85,17 +75,15 @@ class Eagle3Network(nnx.Module):
   def __init__(self, config, keys):
     dim, shape = config.model.dim, config.shape
     num_features = len(config.feature_layers)
-    self.feature_norms = feature_norms.FeatureNorms(
-      num_features if config.has_feature_norms else 0, dim, shape.norm_eps
-    )
+    self.feature_norms = parts.FeatureNorms(config)
     self.joint_norm = (
-      _norm(shape, num_features) if config.has_joint_norm else None
+      parts.norm(shape, num_features) if config.has_joint_norm else None
     )
-    self.project = feature_norms.Joined(num_features, dim, False, keys)
-    self.embedding_norm = _norm(shape)
-    self.feature_norm = _norm(shape)
+    self.project = parts.Joined(num_features, dim, False, keys)
+    self.embedding_norm = parts.norm(shape)
+    self.feature_norm = parts.norm(shape)
     self.layer = _Layer(shape, keys, 2 * dim)
-    self.norm = _norm(shape)
+    self.norm = parts.norm(shape)
     self.vocabulary = vocabulary.make(config)
     self.norm_before_residual = config.norm_before_residual
     self.feeds_back_normed = config.feeds_back_normed
@@ -159,4 +147,4 @@ class Eagle3(feature_chain.FeatureChain):
 
   def _begin(self, key, target_params):
     params = super()._begin(key, target_params)
-    return feature_norms.with_norms_of(self, params, target_params)
+    return parts.with_norms_of(self, params, target_params)

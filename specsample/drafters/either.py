@@ -20,7 +20,7 @@ from specsample.drafters import adaptive
 from specsample.drafters import suffix
 from specsample.policies import fastest
 from specsample.policies import policy as policy_lib
-from specsample.types import Array, Draft, DraftKind
+from specsample.types import Array, Draft, DraftKind, Params
 
 
 @types.pytree
@@ -102,8 +102,8 @@ class Either(Drafter):
     return self.trained.reads_logits
 
   def with_store(self, params, name, store):
-    own = _of(params, 'remembered')
-    stores = self.remembered.with_store(own, name, store)['drafter']
+    of_memory, _ = _parts(params)
+    stores = self.remembered.with_store(of_memory, name, store)['drafter']
     drafter = params.get('drafter', {}) | {'remembered': stores}
     return params | {'drafter': drafter}
 
@@ -118,47 +118,42 @@ class Either(Drafter):
     return self.trained.learned(state.trained)
 
   def init(self, params, batch_size, max_length):
+    of_memory, of_trained = _parts(params)
     mean = sharding.zeros((batch_size,), jnp.float32, 'batch')
     return EitherState(
-      remembered=self.remembered.init(
-        _of(params, 'remembered'), batch_size, max_length
-      ),
-      trained=self.trained.init(_of(params, 'trained'), batch_size, max_length),
+      remembered=self.remembered.init(of_memory, batch_size, max_length),
+      trained=self.trained.init(of_trained, batch_size, max_length),
       kept=mean + self.prior_kept,
       is_remembered=sharding.zeros((batch_size,), bool, 'batch'),
     )
 
   def propose(self, params, draw, warp, tokens, length, state):
-    of_memory, remembered = self.remembered.propose(
-      _of(params, 'remembered'), draw, warp, tokens, length, state.remembered
+    of_memory, of_trained = _parts(params)
+    copied, remembered = self.remembered.propose(
+      of_memory, draw, warp, tokens, length, state.remembered
     )
-    expected = jnp.sum(jnp.cumprod(of_memory.signals.confidence, -1), -1)
-    is_remembered = (of_memory.tokens[:, 0] >= 0) & (expected >= state.kept)
+    expected = jnp.sum(jnp.cumprod(copied.signals.confidence, -1), -1)
+    is_remembered = (copied.tokens[:, 0] >= 0) & (expected >= state.kept)
     # The trained drafter need not draft for these rows.
     over = state.trained.over | is_remembered
+    trained = dataclasses.replace(state.trained, over=over)
     drawn, trained = self.trained.propose(
-      _of(params, 'trained'),
-      draw,
-      warp,
-      tokens,
-      length,
-      dataclasses.replace(state.trained, over=over),
+      of_trained, draw, warp, tokens, length, trained
     )
     # If the trained drafter drafts nothing in a row, which it decides before it
     # draws, the remembered draft stays: the pass is equally wide for all rows.
     is_first = is_remembered | (drawn.tokens[:, 0] < 0)
-    draft = _merged(is_first, of_memory, drawn, self.num_draft_tokens)
+    draft = _merged(is_first, copied, drawn, self.num_draft_tokens)
     return draft, dataclasses.replace(
       state, remembered=remembered, trained=trained, is_remembered=is_remembered
     )
 
   def pause(self, params, tokens, length, state):
+    of_memory, of_trained = _parts(params)
     remembered = self.remembered.pause(
-      _of(params, 'remembered'), tokens, length, state.remembered
+      of_memory, tokens, length, state.remembered
     )
-    trained = self.trained.pause(
-      _of(params, 'trained'), tokens, length, state.trained
-    )
+    trained = self.trained.pause(of_trained, tokens, length, state.trained)
     return dataclasses.replace(
       state,
       remembered=remembered,
@@ -167,19 +162,15 @@ class Either(Drafter):
     )
 
   def resume(self, params, tokens, length, state):
-    trained = self.trained.resume(
-      _of(params, 'trained'), tokens, length, state.trained
-    )
+    _, of_trained = _parts(params)
+    trained = self.trained.resume(of_trained, tokens, length, state.trained)
     return dataclasses.replace(state, trained=trained)
 
   def observe(self, params, tokens, count, output, verdict, state):
     observed = tokens, count, output, verdict
-    trained = self.trained.observe(
-      _of(params, 'trained'), *observed, state.trained
-    )
-    remembered = self.remembered.observe(
-      _of(params, 'remembered'), *observed, state.remembered
-    )
+    of_memory, of_trained = _parts(params)
+    trained = self.trained.observe(of_trained, *observed, state.trained)
+    remembered = self.remembered.observe(of_memory, *observed, state.remembered)
     if verdict is None:
       return dataclasses.replace(state, trained=trained, remembered=remembered)
     of_trained = ~state.is_remembered
@@ -200,16 +191,19 @@ class Either(Drafter):
     )
 
 
-def _of(params, part: str):
-  """Returns the whole tree of parameters for one of the two drafters."""
+def _parts(params: Params) -> list[Params]:
+  """Returns the whole tree of parameters for each of the two drafters."""
   own = params.get('drafter', {})
   if not set(own) <= {'remembered', 'trained'}:
     raise ValueError(
       f"params['drafter'] has the keys {sorted(own)}: give only 'remembered', "
       "the stores, and 'trained', the trained drafter's parameters"
     )
-  found = {key: value for key, value in params.items() if key != 'drafter'}
-  return found | ({'drafter': own[part]} if part in own else {})
+  others = {key: value for key, value in params.items() if key != 'drafter'}
+  return [
+    others | ({'drafter': own[part]} if part in own else {})
+    for part in ('remembered', 'trained')
+  ]
 
 
 def _merged(
@@ -254,17 +248,15 @@ def _as_tree(chain: Draft) -> Draft:
 def _padded(draft: Draft, num_drafts: int) -> Draft:
   """Pads the draft to `num_drafts` tokens, the new ones -1."""
   missing = num_drafts - draft.tokens.shape[1]
-  pad = lambda x, value: jnp.pad(
-    x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2), constant_values=value
+  ends = ((0, 0), (0, missing))
+  pad = lambda x: jnp.pad(x, (*ends, *[(0, 0)] * (x.ndim - 2)))
+  most = max(draft.num_children or (num_drafts,))
+  is_chain = draft.parents is None
+  return dataclasses.replace(
+    jax.tree.map(pad, draft),
+    tokens=jnp.pad(draft.tokens, ends, constant_values=-1),
+    num_children=None if is_chain else (most,) * (num_drafts + 1),
   )
-  filled: dict[str, Any] = {'tokens': pad(draft.tokens, -1)}
-  if draft.probs is not None:
-    filled['probs'] = pad(draft.probs, 0)
-  if draft.parents is not None:
-    filled['parents'] = pad(draft.parents, 0)
-    most = max(draft.num_children or (num_drafts,))
-    filled['num_children'] = (most,) * (num_drafts + 1)
-  return dataclasses.replace(draft, **filled)
 
 
 def _where(rows: Array, x: Array, y: Array) -> Array:

@@ -18,10 +18,10 @@ from specsample import settings
 from specsample import sharding
 from specsample import types
 from specsample.drafters import fields
+from specsample.drafters import parts
 from specsample.drafters import trainable
 from specsample.drafters import vocabulary as vocabulary_lib
 from specsample.models import int8
-from specsample.models import layers
 from specsample.models import matrices
 from specsample.types import Array, Params
 
@@ -40,9 +40,7 @@ class ResidualBlock(nnx.Module):
 
   def __init__(self, dim: int):
     self.width = sharding.Axis('mlp', dim)
-    self.linear = layers.Linear(
-      dim, dim, axes=(None, self.width), bias=True, keys=None, dtype=jnp.float32
-    )
+    self.linear = parts.linear(dim, dim, None, (None, self.width), bias=True)
 
   def __call__(self, x: Array) -> Array:
     added = jax.nn.silu(self.linear(sharding.constrain(x, 'batch', None)))
@@ -59,9 +57,7 @@ class Projection(nnx.Module):
 
   def __init__(self, dim: int):
     width = sharding.Axis('mlp', dim)
-    self.linear = layers.Linear(
-      dim, dim, axes=(width, None), keys=None, dtype=jnp.float32
-    )
+    self.linear = parts.linear(dim, dim, None, (width, None))
     self.linear.kernel = nnx.Param(jnp.eye(dim), axes=(width, None))
 
   def __call__(self, x: Array) -> Array:

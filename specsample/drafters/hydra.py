@@ -14,6 +14,7 @@ from specsample import settings
 from specsample import sharding
 from specsample.drafters import fields
 from specsample.drafters import heads
+from specsample.drafters import parts
 from specsample.drafters import steps
 from specsample.models import cache as cache_lib
 from specsample.models import decoder_layer
@@ -34,13 +35,8 @@ class _Head(heads.Head):
     super().__init__(config, config.num_layers - 1)
     dim = config.model.dim
     self.width = sharding.Axis('mlp', dim)
-    linear = lambda: layers.Linear(
-      (i + 2) * dim,
-      dim,
-      axes=(None, self.width),
-      bias=True,
-      keys=keys,
-      dtype=jnp.float32,
+    linear = lambda: parts.linear(
+      (i + 2) * dim, dim, keys, (None, self.width), bias=True
     )
     self.read = linear()
     self.around = linear() if config.has_linear_residual else None

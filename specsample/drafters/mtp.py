@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from specsample import settings
 from specsample.drafters import feature_chain
-from specsample.drafters import feature_norms
 from specsample.drafters import fields
+from specsample.drafters import parts
 from specsample.drafters import vocabulary
 from specsample.models import decoder_layer
 from specsample.models import layers
@@ -28,7 +28,7 @@ class _Module(nnx.Module):
     )
     self.embedding_norm = norm()
     self.feature_norm = norm()
-    self.project = feature_norms.Joined(2, model.dim, False, keys)
+    self.project = parts.Joined(2, model.dim, False, keys)
     self.layer = decoder_layer.DecoderLayer(model, keys)
     self.norm = norm()
     self.feeds_back_normed = config.feeds_back_normed
@@ -86,9 +86,7 @@ class MTP(feature_chain.FeatureChain):
   def _begin(self, key, target_params):
     params = super()._begin(key, target_params)
     begun = {
-      i: feature_norms.with_norm_of(
-        self.model, module, target_params, self.norm_offset
-      )
+      i: parts.with_norm_of(self.model, module, target_params, self.norm_offset)
       for i, module in params['layers'].items()
     }
     return params | {'layers': begun}

@@ -1,11 +1,4 @@
-"""Norms that bring features of several layers to one scale.
-
-The outputs of layers grow from layer to layer, and a few components are far
-larger than the rest: in SmolLM2-135M the median component of layers 1, 14 and
-26 is 1.3, 5.7 and 14, the largest are 42, 162 and 360, and those of the first
-token 25,000. If features are concatenated without norms, only the few large
-components of the late layer matter.
-"""
+"""Parts of drafters' networks, and how their norms begin."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +12,38 @@ from specsample.models import transformer
 from specsample.types import Array, Params
 
 
-class FeatureNorms(nnx.Module):
-  """A norm for each of some features, or no norms at all."""
+def linear(
+  in_dim: int, out_dim: int, keys: Any, axes=(None, None), bias: bool = False
+) -> layers.Linear:
+  """Returns a linear map in float32, initially 0 if keys are None."""
+  return layers.Linear(
+    in_dim, out_dim, axes=axes, bias=bias, keys=keys, dtype=jnp.float32
+  )
 
-  def __init__(self, count: int, dim: int, eps: float):
+
+def norm(shape: Any, count: int = 1) -> layers.RMSNorm:
+  """Returns a norm of `count` joined vectors of a `Transformer`'s width."""
+  size, is_wide = count * shape.dim, shape.has_wide_norms
+  return layers.RMSNorm(size, shape.norm_eps, jnp.float32, is_wide=is_wide)
+
+
+class FeatureNorms(nnx.Module):
+  """Norms that bring features of several layers to one scale, or none at all.
+
+  The outputs of layers grow from layer to layer, and a few components are far
+  larger than the rest: in SmolLM2-135M the median component of layers 1, 14 and
+  26 is 1.3, 5.7 and 14, the largest are 42, 162 and 360, and those of the first
+  token 25,000. If features are concatenated without norms, only the few large
+  components of the late layer matter.
+
+  `config` is a drafter with `feature_layers`, `has_feature_norms` and `shape`.
+  """
+
+  def __init__(self, config: Any):
+    dim, eps = config.model.dim, config.shape.norm_eps
+    layers_read = config.feature_layers if config.has_feature_norms else ()
     self.norms = nnx.List(
-      [layers.RMSNorm(dim, eps, jnp.float32) for _ in range(count)]
+      [layers.RMSNorm(dim, eps, jnp.float32) for _ in layers_read]
     )
 
   def __call__(self, features: Sequence[Array]) -> list[Array]:
@@ -39,14 +58,7 @@ class Joined(nnx.Module):
 
   def __init__(self, count: int, dim: int, bias: bool, keys):
     self.axis = sharding.Axis('mlp', count * dim)
-    self.linear = layers.Linear(
-      count * dim,
-      dim,
-      axes=(self.axis, None),
-      bias=bias,
-      keys=keys,
-      dtype=jnp.float32,
-    )
+    self.linear = linear(count * dim, dim, keys, (self.axis, None), bias)
 
   def __call__(self, *vectors: Array) -> Array:
     joined = jnp.concatenate(vectors, axis=1)
