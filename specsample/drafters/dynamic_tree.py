@@ -106,11 +106,8 @@ class DynamicTree(wrapper.Wrapper):
     log_probs = jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs)
     steps.check_siblings(self.width, log_probs)
     values, ids = indexing.top_k(log_probs, self.width)
-    signals = signals_lib.of_top(log_probs, values)
     confidence = self.drafter.confidence(params, carry)
-    if confidence is not None:
-      of_all = jnp.broadcast_to(confidence[..., None], values.shape)
-      signals = dataclasses.replace(signals, confidence=of_all)
+    signals = signals_lib.of_top(log_probs, values, confidence)
     scores = values + scores[..., None]
     ids = self.drafter.target_ids(params, ids).astype(jnp.int32)
     flat = lambda x: x.reshape(x.shape[0], -1)

@@ -147,10 +147,8 @@ class LatticeTree(wrapper.Wrapper):
     before, candidate = best.step // size, best.step % size
     rows = _take_steps(found.log_probs, before)
     chosen = jnp.take_along_axis(rows, candidate[..., None], axis=-1)
-    signals = signals_lib.of_log_probs(rows, chosen[..., 0])
-    if found.confidence is not None:
-      confidence = _take_steps(found.confidence, before)
-      signals = dataclasses.replace(signals, confidence=confidence)
+    of_steps = lambda x: _take_steps(x, before)
+    confidence = jax.tree.map(of_steps, found.confidence)
     ids = _take_steps(found.ids, before // size * size + candidate)
     return Draft(
       tokens=jnp.where(jnp.isfinite(best.score), ids, -1),
@@ -159,7 +157,7 @@ class LatticeTree(wrapper.Wrapper):
       parents=best.parent,
       depth=self.depth,
       num_children=(min(size, num_nodes),) * (num_nodes + 1),
-      signals=signals,
+      signals=signals_lib.of_log_probs(rows, chosen[..., 0], confidence),
     )
 
 

@@ -218,18 +218,12 @@ class Steps(Drafter):
         is_there &= going
       probs = jnp.where(is_there[:, None], probs, 0)
       token = jnp.where(is_there, draw(probs, length + i), -1)
-      signals = self._with_confidence(
-        params, signals_lib.of_tokens(logits, token), carry
-      )
+      confidence = self.confidence(params, carry)
+      confidence = jax.tree.map(lambda x: x[:, 0], confidence)
+      signals = signals_lib.of_tokens(logits, token, confidence)
       return drafted.at[:, i].set(token), (probs, signals)
 
     return draft_one
-
-  def _with_confidence(self, params, signals, carry):
-    confidence = self.confidence(params, carry)
-    if confidence is None:
-      return signals
-    return dataclasses.replace(signals, confidence=confidence[:, 0])
 
 
 @types.pytree

@@ -134,11 +134,9 @@ class Tree(wrapper.Wrapper):
   def _signals(self, params, logits, level, tokens, carry):
     """Returns the signals of a level's children, from logits [B, n, V]."""
     confidence = self.drafter.confidence(params, carry)
+    of_node = lambda i: jax.tree.map(lambda x: x[:, i], confidence)
     return {
-      child: dataclasses.replace(
-        signals_lib.of_tokens(logits[:, i], tokens[child]),
-        confidence=None if confidence is None else confidence[:, i],
-      )
+      child: signals_lib.of_tokens(logits[:, i], tokens[child], of_node(i))
       for i, node in enumerate(level)
       for child in self.topology.children(node)
     }

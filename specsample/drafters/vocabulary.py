@@ -120,9 +120,9 @@ def softcap_of(config: Any) -> float | None:
 
   A drafter's own unembedding was not made for the target's softcap.
   """
-  return _softcap(
-    config.layer_config if config.own_unembedding else config.model
-  )
+  made_for = config.layer_config if config.own_unembedding else config.model
+  is_known = isinstance(made_for, transformer.Transformer)
+  return made_for.logit_softcap if is_known else None
 
 
 def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
@@ -139,10 +139,9 @@ def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
   """
   ids = np.asarray(d2t)
   check_d2t(ids, model.vocab_size)
-  if _softcap(model) is not None:
+  if isinstance(model, transformer.Transformer):
     # Unit vectors recover the matrix only if `unembed` is linear.
-    model = dataclasses.replace(model, logit_softcap=None)  # type: ignore[type-var]
-
+    model = dataclasses.replace(model, logit_softcap=None)
   num_rows = math.gcd(model.dim, _UNIT_VECTORS)
 
   @jax.jit
@@ -168,11 +167,6 @@ def of_target(model: Model, target_params: Params, d2t: ArrayLike) -> Params:
       'd2t': jnp.asarray(ids),
       'unembedding': columns(target_params, ids),
     }
-
-
-def _softcap(model):
-  is_known = isinstance(model, transformer.Transformer)
-  return model.logit_softcap if is_known else None
 
 
 def check_d2t(ids: np.ndarray, vocab_size: int) -> None:

@@ -10,7 +10,6 @@ import enum
 import numpy as np
 
 from specsample import sharding
-from specsample import text
 from specsample.loading import load
 from specsample.types import Params
 from specsample.vocabularies import token_bytes
@@ -83,58 +82,37 @@ def map_vocabulary(
 ) -> VocabMap:
   """Returns the map between two models with tokenizers.
 
+  Args:
+    draft, target: the models; their tokenizers need not have all of their rows.
+    max_pieces: the largest P allowed.
+
   Raises:
     ValueError: they share no token, or too few to draft with; or it is not
       known what the tokens of one tokenizer stand for.
   """
-  return match(
-    draft.tokenizer,
-    target.tokenizer,
-    draft_vocab_size=draft.model.vocab_size,
-    target_vocab_size=target.model.vocab_size,
-    max_pieces=max_pieces,
-  )
-
-
-def match(
-  draft: text.Tokenizer,
-  target: text.Tokenizer,
-  *,
-  draft_vocab_size: int,
-  target_vocab_size: int,
-  max_pieces: int = 8,
-  least_share: float = _LEAST_SHARE,
-) -> VocabMap:
-  """Returns the map between two vocabularies, given their tokenizers.
-
-  Args:
-    draft, target: the tokenizers.
-    draft_vocab_size, target_vocab_size: the models' rows, padding included.
-    max_pieces: the largest P allowed.
-    least_share: more than this share of the smaller vocabulary must be shared.
-  """
   if max_pieces < 1:
     raise ValueError(f'max_pieces is {max_pieces}: feed at least 1 per token')
-  there = lambda tokenizer, size: {
+  there = lambda loaded: {
     i: token
-    for i, token in token_bytes.from_tokenizer(tokenizer).items()
-    if i < size
+    for i, token in token_bytes.from_tokenizer(loaded.tokenizer).items()
+    if i < loaded.model.vocab_size
   }
-  own, others = there(draft, draft_vocab_size), there(target, target_vocab_size)
+  own, others = there(draft), there(target)
+  target_vocab_size = target.model.vocab_size
   draft_ids = np.full(target_vocab_size, -1, np.int32)
   for i, j in _shared(own, others).items():
     draft_ids[i] = j
   num_shared = int(np.sum(draft_ids >= 0))
-  if num_shared <= least_share * min(len(own), len(others)):
+  if num_shared <= _LEAST_SHARE * min(len(own), len(others)):
     raise ValueError(
       f'the draft model has {len(own)} tokens and the target has '
       f'{len(others)}, but only {num_shared} of them stand for the same text, '
       'too few to draft with: use slem.generate, which drafts text and needs '
       'no shared tokens'
     )
-  adds = lambda tokenizer: tuple(tokenizer.encode(''))
+  adds = lambda loaded: tuple(loaded.tokenizer.encode(''))
   bos = adds(target)
-  spelled = _pieces(draft, own, others, draft_ids)
+  spelled = _pieces(draft.tokenizer, own, others, draft_ids)
   spelled |= {i: adds(draft) for i in bos if draft_ids[i] < 0}
   longest = max(map(len, spelled.values()), default=1)
   pieces = np.full(
@@ -145,7 +123,7 @@ def match(
     kept = ids[-pieces.shape[1] :]
     pieces[i, : len(kept)] = kept
   return VocabMap(
-    kind=_kind(own, others, draft_ids, draft_vocab_size),
+    kind=_kind(own, others, draft_ids, draft.model.vocab_size),
     draft_ids=draft_ids,
     pieces=pieces,
     prefix=() if bos else adds(draft),

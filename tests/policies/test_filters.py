@@ -127,7 +127,7 @@ def test_settings_out_of_range_are_refused(make, message):
 def test_signals_are_those_of_the_softmax():
   logits = np.asarray([[0.0, 1.0, 2.0, -np.inf], [5.0, 5.0, 5.0, 5.0]])
   probs = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-  found = signals_lib.of_tokens(jnp.asarray(logits), jnp.asarray([1, 2]))
+  found = signals_lib.of_tokens(jnp.asarray(logits), jnp.asarray([1, 2]), None)
   np.testing.assert_allclose(np.exp(found.log_prob), [probs[0, 1], 0.25])
   np.testing.assert_allclose(np.exp(found.max_log_prob), [probs[0, 2], 0.25])
   assert found.rank.tolist() == [1, 0]

@@ -1,5 +1,7 @@
 """Maps between vocabularies, for tokenizers small enough to write down."""
 
+import types
+
 import pytest
 import tokenizers
 from tokenizers import decoders
@@ -83,13 +85,14 @@ def _words(names):
 
 
 def _map(draft, target, padding=(0, 0), **kwargs):
-  return vocab_map.match(
-    draft,
-    target,
-    draft_vocab_size=draft.vocab_size + padding[0],
-    target_vocab_size=target.vocab_size + padding[1],
-    **kwargs,
+  draft, target = (
+    types.SimpleNamespace(
+      tokenizer=tokenizer,
+      model=types.SimpleNamespace(vocab_size=tokenizer.vocab_size + more),
+    )
+    for tokenizer, more in zip((draft, target), padding, strict=True)
   )
+  return vocab_map.map_vocabulary(draft, target, **kwargs)
 
 
 def _id(tokenizer, name):
@@ -150,7 +153,7 @@ def test_bytes_of_a_character_are_pieces_of_their_own():
   ]
   # If there is no token for a byte, nothing is fed for it.
   few = _words(['the', ' ', 'a', 'é'])
-  found = _map(few, target, least_share=0.0)
+  found = _map(few, target)
   assert _pieces_of(found, _id(target, 'ĠÃ')) == [1]
   assert _pieces_of(found, _id(target, '©')) == []
 
