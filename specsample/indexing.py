@@ -4,6 +4,8 @@ Each entry is looked up on the device that holds it: no array of vocabulary size
 is ever gathered.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -73,6 +75,15 @@ def at(x: Array, index: Array) -> Array:
   """Returns the entries [B, n, ...] of x [B, T, ...] at index [B, n]."""
   index = jnp.expand_dims(index, tuple(range(2, x.ndim)))
   return jnp.take_along_axis(x, index, axis=1)
+
+
+def where(rows: Array, x: Any, y: Any) -> Any:
+  """Returns x in rows [B] that are set, else y: trees of arrays [B, ...]."""
+
+  def choose(x, y):
+    return jnp.where(jnp.expand_dims(rows, tuple(range(1, x.ndim))), x, y)
+
+  return jax.tree.map(choose, x, y)
 
 
 def put(values: Array, ids: Array, size: int) -> Array:

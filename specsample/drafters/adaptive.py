@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from specsample import checks
 from specsample import drafts
+from specsample import indexing
+from specsample import settings
 from specsample import sharding
 from specsample import types
 from specsample import widths as widths_lib
@@ -46,19 +48,17 @@ def check_pauses(name: str, value: Any) -> None:
     )
 
 
-def _check_policies(name, value):
-  if not isinstance(value, tuple) or not value:
-    raise ValueError(
-      f'{name} is {value!r}: give a tuple of policies, such as '
-      '(policies.SVIP(0.5),), or leave Adaptive out'
-    )
-  for policy in value:
-    checks.instance(
-      'a policy',
-      policy,
-      policy_lib.Policy,
-      'give an object, such as policies.SVIP(0.5)',
-    )
+_Policies = Annotated[
+  Sequence[policy_lib.Policy],
+  settings.rule(
+    lambda x: (
+      isinstance(x, tuple)
+      and bool(x)
+      and all(isinstance(policy, policy_lib.Policy) for policy in x)
+    ),
+    'a tuple of policies, such as (policies.SVIP(0.5),), or leave Adaptive out',
+  ),
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Adaptive(wrapper.Wrapper):
   """
 
   drafter: Annotated[Any, check_pauses]
-  policies: Annotated[Sequence[policy_lib.Policy], _check_policies]
+  policies: _Policies
   # None becomes a tuple in `_check`.
   widths: Sequence[int] | None = None  # type: ignore[assignment]
 
@@ -118,7 +118,10 @@ class Adaptive(wrapper.Wrapper):
     object.__setattr__(self, 'widths', widths)
     for policy in self.policies:
       if policy.most is not None and policy.most > self.depth:
-        _say_clamped(type(policy).__name__, policy.most, self.depth)
+        _warn_once(
+          f'{type(policy).__name__} asks for up to {policy.most} draft tokens '
+          f'per round, but the drafter drafts {self.depth}: it gets as many'
+        )
 
   def _ladder(self) -> tuple[int, ...]:
     """Returns the numbers of drafts that are worth a pass of their own."""
@@ -233,13 +236,7 @@ class Adaptive(wrapper.Wrapper):
       self.policies, state.policies, drafted, kept, state.over
     )
     learns_nothing = (state.drafted < 0) | over
-    policies = jax.tree.map(
-      lambda old, new: jnp.where(
-        learns_nothing.reshape(-1, *(1,) * (new.ndim - 1)), old, new
-      ),
-      state.policies,
-      learned,
-    )
+    policies = indexing.where(learns_nothing, state.policies, learned)
     return dataclasses.replace(state, inner=inner, policies=policies, over=over)
 
 
@@ -252,13 +249,5 @@ def _nothing(like):
 
 
 @functools.cache
-def _say_clamped(name: str, most: int, depth: int) -> None:
-  """Warns once for each combination of arguments."""
-  _logger.warning(
-    '%s asks for up to %d draft tokens per round, but the drafter drafts %d: '
-    'it gets %d',
-    name,
-    most,
-    depth,
-    depth,
-  )
+def _warn_once(message: str) -> None:
+  _logger.warning(message)

@@ -176,10 +176,8 @@ class Either(Drafter):
     of_trained = ~state.is_remembered
     # Whether remembered drafts were kept says nothing about the trained
     # drafter.
-    policies = jax.tree.map(
-      lambda new, old: _where(of_trained, new, old),
-      trained.policies,
-      state.trained.policies,
+    policies = indexing.where(
+      of_trained, trained.policies, state.trained.policies
     )
     drafted = of_trained & (state.trained.drafted > 0)
     mean = self.decay * state.kept + (1 - self.decay) * verdict.num_accepted
@@ -223,13 +221,15 @@ def _merged(
     one_hot = first.tokens[..., None] == indexing.vocab_ids(
       second.probs.shape[-1]
     )
-    probs = _where(is_first, one_hot.astype(second.probs.dtype), second.probs)
+    probs = indexing.where(
+      is_first, one_hot.astype(second.probs.dtype), second.probs
+    )
   parents = depth = None
   if first.parents is not None and second.parents is not None:
-    parents = _where(is_first, first.parents, second.parents)
+    parents = indexing.where(is_first, first.parents, second.parents)
     depth = max(first.depth or 0, second.depth or 0)
   return Draft(
-    tokens=_where(is_first, first.tokens, second.tokens),
+    tokens=indexing.where(is_first, first.tokens, second.tokens),
     probs=probs,
     kind=second.kind,
     parents=parents,
@@ -257,8 +257,3 @@ def _padded(draft: Draft, num_drafts: int) -> Draft:
     tokens=jnp.pad(draft.tokens, ends, constant_values=-1),
     num_children=None if is_chain else (most,) * (num_drafts + 1),
   )
-
-
-def _where(rows: Array, x: Array, y: Array) -> Array:
-  """Returns x in rows [B] that are set, else y, [B, ...]."""
-  return jnp.where(rows.reshape(-1, *(1,) * (x.ndim - 1)), x, y)

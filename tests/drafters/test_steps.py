@@ -188,7 +188,7 @@ def test_what_is_no_drafter_is_refused(drafter, message):
     ),
     (
       lambda: drafters.Adaptive(drafter=_CHAIN, policies=(policies.Fixed,)),
-      'a policy is the class Fixed: give an object',
+      r'policies is \(<class .*: give a tuple of policies',
     ),
     (
       lambda: drafters.Adaptive(drafter=_CHAIN, policies=policies.Fixed(1)),
