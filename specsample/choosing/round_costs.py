@@ -17,7 +17,6 @@ from specsample.choosing import measured_here
 from specsample.choosing import pass_times
 from specsample.choosing import tree_rounds
 from specsample.drafter import Drafter
-from specsample.drafters import dflash
 from specsample.drafters import heads
 from specsample.drafters import steps
 from specsample.loading import drafter as drafter_lib
@@ -235,7 +234,7 @@ def drafting_seconds(
   whole = max(0.0, min(times['draft']))
   num_draft_tokens = drafter.num_draft_tokens
   # Heads one after another cost little more for a longer draft.
-  at_once = steps.OnePass | dflash.DFlash | heads.Heads
+  at_once = steps.OnePass | heads.Heads
   if isinstance(drafter, at_once) or not drafter.stops_early:
     return [0.0] + [whole] * num_draft_tokens
   step = whole / num_draft_tokens

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from specsample import indexing
 from specsample import settings
 from specsample import sharding
-from specsample import types
 from specsample.drafters import dflash_network
 from specsample.drafters import fields
 from specsample.drafters import lattice as lattice_lib
@@ -25,18 +24,8 @@ from specsample.models import cache as cache_lib
 from specsample.types import Array, Params
 
 
-@types.pytree
-class _Block:
-  """A block, and the slot from which the latest n tokens are drafted."""
-
-  slots: Any  # [B, K, ...], of `DFlash.slots`
-  previous: Array  # [B, n] int32, the tokens before the slot's
-  number: Array  # [] int32, of the slot
-  state: Array | None  # [B, n, ...], after the slot
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DFlash(trainable.Trainable):
+class DFlash(steps.OnePass, trainable.Trainable):
   """A drafter that draws K tokens in one pass over [pending, mask, ..., mask].
 
   As in Medusa, no draft sees the token drawn before it. But each mask sees the
@@ -147,16 +136,7 @@ class DFlash(trainable.Trainable):
       begin,
     )
 
-  def initial_state(self, params: Params, pending: Array) -> Array | None:
-    """Returns the state before the first slot, after pending tokens [...].
-
-    It is [..., n], or None, as here, if drafts depend on no more than one token
-    drawn before them.
-    """
-    del params, pending
-    return None
-
-  def slots(self, params: Params, vectors: Array) -> Any:
+  def read(self, params: Params, vectors: Array) -> Any:
     """Returns what `given` reads of slots, arrays [B, ..., n] each.
 
     Here it is the logits [B, ..., V'], and the vectors [B, ..., D] from which
@@ -164,22 +144,10 @@ class DFlash(trainable.Trainable):
     """
     return self.logits(params, vectors), vectors
 
-  def given(
-    self, params: Params, slots: Any, previous: Array, state: Array | None
-  ) -> tuple[Array, Array | None]:
-    """Returns logits given the tokens drawn before: here unchanged.
-
-    Args:
-      params: the whole tree of parameters.
-      slots: of the method `slots`, [..., n] each.
-      previous: [...] int32, the tokens before the slots'.
-      state: [..., n] or None, after the slots before.
-
-    Returns:
-      The logits [..., V'], and the state after the slots.
-    """
+  def given(self, params, found, previous, memory):
+    """See `steps.OnePass`: here the logits are unchanged."""
     del params, previous
-    return slots[0], state
+    return found[0], memory
 
   def _begin(self, key, target_params):
     if target_params is None:
@@ -235,26 +203,11 @@ class DFlash(trainable.Trainable):
     )
     return cache_lib.commit(cache, state.length + count)
 
-  def first(self, params, tokens, length, state):
-    """See `steps.Steps`: one pass drafts the whole block."""
-    pending = steps.pending(tokens, length)
-    vectors = self.vectors(params, pending, length[:, None] - 1, state)[:, 0]
-    block = _Block(
-      slots=self.slots(params, vectors),  # all logits in one product
-      previous=pending,
-      number=jnp.zeros((), jnp.int32),
-      state=self.initial_state(params, pending),
-    )
-    return self._of_slot(params, block)
-
-  def next(self, params, tokens, parents, carry):
-    block = dataclasses.replace(
-      carry,
-      previous=tokens,
-      number=carry.number + 1,
-      state=steps.of_parents(carry.state, tokens, parents),
-    )
-    return self._of_slot(params, block)
+  def slots(self, params, tokens, length, state):
+    """See `steps.OnePass`; all logits are made in one product."""
+    first, start = steps.pending(tokens, length), length[:, None] - 1
+    vectors = self.vectors(params, first, start, state)[:, 0]
+    return self.read(params, vectors), state
 
   def lattice(self, params, tokens, length, state, num_candidates):
     """Returns a `lattice.Lattice` of the best tokens along the best path.
@@ -303,12 +256,6 @@ class DFlash(trainable.Trainable):
     targets = self.target_ids(params, ids)
     pending = jnp.broadcast_to(block.previous[..., None], targets[:, :1].shape)
     return jnp.concatenate([pending, targets[:, :-1]], axis=1)
-
-  def _of_slot(self, params, block):
-    """Returns logits [B, n, V'] after n previous tokens, and the carry."""
-    slot = steps.of_step(block.slots, block.number, block.previous)
-    logits, state = self.given(params, slot, block.previous, block.state)
-    return logits, dataclasses.replace(block, state=state)
 
 
 def _of_first(context, most, features, positions):

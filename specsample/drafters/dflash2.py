@@ -264,16 +264,16 @@ class DFlash2(dflash.DFlash):
     before = self.merge(params).selector.before(previous)[..., None, :]
     return candidates.logits + jnp.sum(before * candidates.terms, axis=-1)
 
-  def slots(self, params, vectors):
+  def read(self, params, vectors):
     """See `DFlash`: the candidates of slots."""
     logits = self.capped(self.logits(params, vectors))
     return self.candidates(params, logits, vectors)
 
-  def given(self, params, slots, previous, state):
+  def given(self, params, found, previous, memory):
     """See `DFlash`: -inf for all tokens but the candidates."""
     size = self.draft_vocab_size or self.vocab_size
-    values = self.select(params, slots, previous)
-    return indexing.put(values, slots.ids, size), state
+    values = self.select(params, found, previous)
+    return indexing.put(values, found.ids, size), memory
 
   def lattice(self, params, tokens, length, state, num_candidates):
     """Returns a `lattice.Lattice` of the probabilities that `next` would give.
@@ -287,11 +287,9 @@ class DFlash2(dflash.DFlash):
         'candidates'
       )
     _, block = self.first(params, tokens, length, state)
-    ids, previous = (
-      block.slots.ids,
-      self._before(params, block, block.slots.ids),
-    )
-    after_each = jax.tree.map(lambda x: x[:, :, None], block.slots)
+    ids = block.found.ids
+    previous = self._before(params, block, ids)
+    after_each = jax.tree.map(lambda x: x[:, :, None], block.found)
     log_probs = jax.nn.log_softmax(self.select(params, after_each, previous))
     return lattice_lib.Lattice(
       ids=self.target_ids(params, ids)[..., :num_candidates],

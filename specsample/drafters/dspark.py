@@ -140,19 +140,19 @@ class DSpark(dflash.DFlash):
   head: Annotated[str, settings.one_of(*HEADS)] = 'vanilla'
   _network = _Network
 
-  def initial_state(self, params, pending):
+  def initial_memory(self, params, pending):
     if self.head != 'rnn':
       return None
     axes = ('batch', *[None] * pending.ndim)
     dtype = self.own(params)['mask'].dtype
     return sharding.zeros((*pending.shape, self.rank), dtype, *axes)
 
-  def given(self, params, slots, previous, state):
-    logits, vectors = slots
-    latent, state = self._latent(params, vectors, previous, state)
+  def given(self, params, found, previous, memory):
+    logits, vectors = found
+    latent, memory = self._latent(params, vectors, previous, memory)
     rows = latent.reshape(-1, self.rank)
     term = self.merge(params).markov(rows).reshape(logits.shape)
-    return logits + term, state
+    return logits + term, memory
 
   def confidence_logits(
     self, params: Params, vectors: Array, previous: Array
@@ -177,7 +177,7 @@ class DSpark(dflash.DFlash):
     cut if its value is low: it depends on the tokens before, not on the one
     drawn.
     """
-    _, vectors = steps.of_step(carry.slots, carry.number, carry.previous)
+    _, vectors = steps.of_step(carry.found, carry.number, carry.previous)
     logits = self.confidence_logits(params, vectors, carry.previous)
     return jax.nn.sigmoid(logits)
 
@@ -193,7 +193,7 @@ class DSpark(dflash.DFlash):
   def _after_each(self, params, block, logits, ids):
     """See `DFlash`: the terms of all pairs of candidates in one product."""
     previous = self._before(params, block, ids)
-    vectors = jnp.stack([block.slots[1]] * ids.shape[2], axis=2)
+    vectors = jnp.stack([block.found[1]] * ids.shape[2], axis=2)
     latent, _ = self._latent(params, vectors, previous, None)
     term = self.merge(params).markov.between(latent, ids)
     confidence = self.confidence_logits(params, vectors, previous)

@@ -177,13 +177,9 @@ class Heads(trainable.Trainable, abc.ABC):
     )
 
   def observe(self, params, tokens, count, output, verdict, state):
-    del tokens, verdict
-    return self._take_in(params, output.hidden, state.length + count, state)
-
-  def _take_in(self, params, hidden, length, state):
-    del params
-    fields.check_dtype(hidden.dtype, state.hidden.dtype)
-    return take_in(state, hidden, length)
+    del params, tokens, verdict
+    fields.check_dtype(output.hidden.dtype, state.hidden.dtype)
+    return take_in(state, output.hidden, state.length + count)
 
 
 def take_in(state: HeadsState, hidden: Array, length: Array) -> HeadsState:

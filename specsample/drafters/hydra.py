@@ -185,13 +185,14 @@ class Hydra(heads.Heads):
     )
     return dataclasses.replace(state, cache=cache)
 
-  def _take_in(self, params, hidden, length, state):
-    fields.check_dtype(hidden.dtype, state.hidden.dtype)
+  def observe(self, params, tokens, count, output, verdict, state):
     if self.prefix_attention:
-      hidden, cache = self.merge(params).prefix(hidden, state.cache)
-      cache = cache_lib.commit(cache, length)
+      fields.check_dtype(output.hidden.dtype, state.hidden.dtype)
+      hidden, cache = self.merge(params).prefix(output.hidden, state.cache)
+      cache = cache_lib.commit(cache, state.length + count)
       state = dataclasses.replace(state, cache=cache)
-    return heads.take_in(state, hidden, length)
+      output = dataclasses.replace(output, hidden=hidden)
+    return super().observe(params, tokens, count, output, verdict, state)
 
   def _embed(self, params, ids):
     embedded = self.model.embed(params['target'], ids)

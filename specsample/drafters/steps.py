@@ -227,41 +227,84 @@ class Steps(Drafter):
 
 
 @types.pytree
-class _Slots:
-  """The logits of a round, and the slot from which the next tokens come."""
+class Slots:
+  """What a pass found for all K slots, and the slot that is drafted from."""
 
-  logits: Array  # [B, K, V']
+  found: Any  # a tree of arrays [B, K, ...]
+  previous: Array  # [B, n] int32, the tokens before the slot's
   number: Array  # [] int32, of the slot
+  memory: Array | None  # [B, n, ...], after the slot
   state: DrafterState  # as `propose` leaves it
 
 
 class OnePass(Steps):
-  """A drafter that computes the logits of all K draft tokens at once.
-
-  So no draft token depends on the ones drawn before it.
-  """
+  """A drafter that makes all K draft tokens, or most of each, in one pass."""
 
   @abc.abstractmethod
   def slots(
     self, params: Params, tokens: Array, length: Array, state: DrafterState
-  ) -> tuple[Array, DrafterState]:
-    """Returns logits [B, K, V'] of the draft tokens, and the new state.
+  ) -> tuple[Any, DrafterState]:
+    """Returns what `given` reads of all slots, [B, K, ...], and the new state.
 
     The arguments are those of `propose`.
     """
 
+  def initial_memory(self, params: Params, pending: Array) -> Array | None:
+    """Returns the memory before the first slot, after pending tokens [...].
+
+    It is [..., n], or None, as here, if drafts depend on no more than one token
+    drawn before them.
+    """
+    del params, pending
+    return None
+
+  def given(
+    self, params: Params, found: Any, previous: Array, memory: Array | None
+  ) -> tuple[Array, Array | None]:
+    """Returns logits of slots given the tokens drawn before them.
+
+    Here no draft token depends on the ones drawn before it.
+
+    Args:
+      params: the whole tree of parameters.
+      found: from `slots`, [..., n] each; here it is the logits.
+      previous: [...] int32, the tokens before the slots'.
+      memory: [..., n] or None, after the slots before.
+
+    Returns:
+      The logits [..., V'], and the memory after the slots.
+    """
+    del params, previous
+    return found, memory
+
   def first(self, params, tokens, length, state):
-    logits, state = self.slots(params, tokens, length, state)
-    number = jnp.zeros((), jnp.int32)
-    return logits[:, :1], _Slots(logits=logits, number=number, state=state)
+    found, state = self.slots(params, tokens, length, state)
+    last = pending(tokens, length)
+    carry = Slots(
+      found=found,
+      previous=last,
+      number=jnp.zeros((), jnp.int32),
+      memory=self.initial_memory(params, last),
+      state=state,
+    )
+    return self._of_slot(params, carry)
 
   def root(self, params, tokens, length, state):
     return self.first(params, tokens, length, state)
 
   def next(self, params, tokens, parents, carry):
-    del params, parents
-    carry = dataclasses.replace(carry, number=carry.number + 1)
-    return of_step(carry.logits, carry.number, tokens), carry
+    carry = dataclasses.replace(
+      carry,
+      previous=tokens,
+      number=carry.number + 1,
+      memory=of_parents(carry.memory, tokens, parents),
+    )
+    return self._of_slot(params, carry)
+
+  def _of_slot(self, params, carry):
+    found = of_step(carry.found, carry.number, carry.previous)
+    logits, memory = self.given(params, found, carry.previous, carry.memory)
+    return logits, dataclasses.replace(carry, memory=memory)
 
   def end(self, carry, state):
     del state

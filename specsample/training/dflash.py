@@ -232,18 +232,18 @@ class DFlashObjective(objective.Objective):
     Without a state, all slots are computed at once.
     """
     drafter: Any = self.drafter
-    slots = drafter.slots(params, vectors)
-    state = drafter.initial_state(params, before[..., 0])
-    if state is None:
-      return drafter.given(params, slots, before, None)[0]
+    found = drafter.read(params, vectors)
+    memory = drafter.initial_memory(params, before[..., 0])
+    if memory is None:
+      return drafter.given(params, found, before, None)[0]
 
-    def body(state, slot):
-      logits, state = drafter.given(params, *slot, state)
-      return state, logits
+    def body(memory, slot):
+      logits, memory = drafter.given(params, *slot, memory)
+      return memory, logits
 
     by_slot = lambda x: jnp.moveaxis(x, 2, 0)
-    slots = jax.tree.map(by_slot, (slots, before))
-    return jnp.moveaxis(jax.lax.scan(body, state, slots)[1], 0, 2)
+    slots = jax.tree.map(by_slot, (found, before))
+    return jnp.moveaxis(jax.lax.scan(body, memory, slots)[1], 0, 2)
 
   def _index(self, start):
     """Returns the places [B, n, K] of the tokens before the drafts."""

@@ -412,7 +412,7 @@ def _of_rank_1(head):
 def _terms(drafter, own, vectors, previous):
   """Returns what is added to the logits of the slots of a block, [K, 2]."""
   params, terms = {'drafter': own}, []
-  state = drafter.initial_state(params, np.asarray([previous[0]]))
+  state = drafter.initial_memory(params, np.asarray([previous[0]]))
   for vector, token in zip(vectors, previous, strict=True):
     slot = np.zeros((1, 2), np.float32), vector[None]
     logits, state = drafter.given(params, slot, np.asarray([token]), state)

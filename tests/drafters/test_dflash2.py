@@ -173,7 +173,7 @@ def test_a_node_of_a_tree_is_drafted_as_on_a_chain():
   # Token 2 is never drafted, but may be what comes before.
   for slot, previous in enumerate(([4], [6, 2], [9, 0])):
     for of_node, token in zip(found[slot], previous, strict=True):
-      slots = _DRAFTER.slots(params, vectors[slot][None])
+      slots = _DRAFTER.read(params, vectors[slot][None])
       expected, _ = _DRAFTER.given(params, slots, np.asarray([token]), None)
       np.testing.assert_allclose(of_node, expected[0], atol=1e-5)
       assert np.isfinite(of_node).sum() == _C
@@ -283,7 +283,7 @@ def test_scales_and_a_cap_of_the_logits():
 
   logits = drafter.logits(params, found)[:, 0]
   previous = np.zeros((4, _K), np.int32)
-  slots = drafter.slots(params, found[:, 0])
+  slots = drafter.read(params, found[:, 0])
   capped, _ = drafter.given(params, slots, previous, None)
   slots = _DRAFTER.candidates(params, 2 * np.tanh(logits / 2), expected[:, 0])
   of_plain, _ = _DRAFTER.given(params, slots, previous, None)
