@@ -77,7 +77,8 @@ class DFlash(steps.OnePass, trainable.Trainable):
       )
     if self.mask_token_id is not None:
       fields.check_mask(self.mask_token_id, self.model.vocab_size)
-    fields.check_features(self.feature_layers, self.model.num_layers)
+    num_layers = self.model.num_layers
+    fields.check_layers('feature_layers', self.feature_layers, num_layers, -1)
 
   @property
   def shape(self) -> Any:

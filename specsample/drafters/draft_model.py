@@ -51,7 +51,7 @@ class DraftModel(chain.OverModel, trainable.Trainable):
   def _check(self):
     super()._check()
     fields.check_shape(self)
-    fields.check_layers(self.layers, self.model.num_layers)
+    fields.check_layers('layers', self.layers, self.model.num_layers)
     checks.draft_model(self.model.keep_layers(self.layers))
 
   def _begin(self, key, target_params):

@@ -138,7 +138,7 @@ class Eagle3(feature_chain.FeatureChain):
     if not self.feature_layers:
       size = self.model.num_layers
       chosen = (1, size // 2 - 1, size - 4)
-      fields.check_features(chosen, size)
+      fields.check_layers('feature_layers', chosen, size, -1)
       object.__setattr__(self, 'feature_layers', chosen)
 
   def features(self, params, hidden, of_layers):

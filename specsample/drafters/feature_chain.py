@@ -96,8 +96,9 @@ class FeatureChain(trainable.Trainable, abc.ABC):
   def _check(self):
     super()._check()
     fields.check_shape(self)
-    if self.feature_layers:
-      fields.check_features(self.feature_layers, self.model.num_layers)
+    layers = self.feature_layers
+    if layers:
+      fields.check_layers('feature_layers', layers, self.model.num_layers, -1)
 
   @property
   def window(self) -> int | None:

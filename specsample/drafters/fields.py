@@ -96,16 +96,6 @@ def plain_shape(shape: Any) -> Any:
   )
 
 
-def check_features(features: Sequence[int], num_layers: int) -> None:
-  """Raises ValueError unless the target has these layers, and there are any."""
-  missing = [i for i in features if i not in range(-1, num_layers)]
-  if missing or not features:
-    raise ValueError(
-      f'feature_layers are {features}, but the target has layers 0 to '
-      f'{num_layers - 1}: name some of them, or -1 for its embedding'
-    )
-
-
 def check_mask(mask_token_id: int, vocab_size: int) -> None:
   """Raises ValueError unless a mask is a token of the vocabulary."""
   is_id = settings.is_count(mask_token_id, least=0)
@@ -117,11 +107,17 @@ def check_mask(mask_token_id: int, vocab_size: int) -> None:
     )
 
 
-def check_layers(layers: Sequence[int], num_layers: int) -> None:
-  """Raises ValueError unless the model has these layers, and there are any."""
+def check_layers(
+  name: str, layers: Sequence[int], num_layers: int, first: int = 0
+) -> None:
+  """Raises ValueError unless the target has these layers, and there are any.
+
+  They are counted from `first`, which is -1 if its embedding counts too.
+  """
   is_some = isinstance(layers, Sequence) and len(layers) > 0
-  if not is_some or not all(i in range(num_layers) for i in layers):
+  if not is_some or not all(i in range(first, num_layers) for i in layers):
+    more = ', or -1 for its embedding' if first < 0 else ''
     raise ValueError(
-      f'layers are {layers!r}, but the target has layers 0 to '
-      f'{num_layers - 1}: name at least one of them'
+      f'{name} are {layers!r}, but the target has layers 0 to '
+      f'{num_layers - 1}: name at least one of them{more}'
     )

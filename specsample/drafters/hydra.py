@@ -165,7 +165,7 @@ class Hydra(heads.Heads):
   def vectors(self, params, tokens, hidden, begins=None):
     network = self.merge(params)
     if network.prefix is not None:
-      empty = _init_prefix_cache(self.shape, len(tokens), 0, hidden.dtype)
+      empty = self._prefix_cache(len(tokens), 0, hidden.dtype)
       hidden, _ = network.prefix(hidden, empty, begins)
     embedded = self._embed(params, tokens)
     behind = lambda i: jnp.pad(embedded, ((0, 0), (0, i), (0, 0)))[:, i:]
@@ -180,10 +180,12 @@ class Hydra(heads.Heads):
     state = super().init(params, batch_size, max_length)
     if not self.prefix_attention:
       return state
-    cache = _init_prefix_cache(
-      self.shape, batch_size, max_length, state.hidden.dtype
-    )
+    cache = self._prefix_cache(batch_size, max_length, state.hidden.dtype)
     return dataclasses.replace(state, cache=cache)
+
+  def _prefix_cache(self, batch_size, max_length, dtype):
+    num_heads, size = self.shape.num_kv_heads, self.shape.head_dim
+    return cache_lib.init(batch_size, max_length, 1, num_heads, size, dtype)
 
   def observe(self, params, tokens, count, output, verdict, state):
     if self.prefix_attention:
@@ -220,12 +222,3 @@ class Hydra(heads.Heads):
     )
     logits = self.head_logits(params, number, vectors.reshape(shape))
     return logits, (hidden, embeddings)
-
-
-def _init_prefix_cache(
-  model: Any, batch_size: int, max_length: int, dtype: jnp.dtype
-) -> cache_lib.KVCache:
-  """Returns an empty cache of one layer."""
-  return cache_lib.init(
-    batch_size, max_length, 1, model.num_kv_heads, model.head_dim, dtype
-  )

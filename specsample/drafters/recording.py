@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 
 from specsample import checks
+from specsample import indexing
 from specsample import settings
 from specsample import sharding
 from specsample import types
@@ -148,5 +149,5 @@ def _goes_on(verdict, state):
   node = verdict.num_accepted[:, None]
   if verdict.path is not None:
     nodes = jnp.pad(verdict.path, ((0, 0), (1, 0)))
-    node = jnp.take_along_axis(nodes, node, axis=1)
-  return jnp.take_along_axis(state.goes_on, node, axis=1)
+    node = indexing.at(nodes, node)
+  return indexing.at(state.goes_on, node)

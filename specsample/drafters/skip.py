@@ -26,7 +26,7 @@ class Skip(chain.OverModel):
 
   def _check(self):
     checks.model(self.model)
-    fields.check_layers(self.layers, self.model.num_layers)
+    fields.check_layers('layers', self.layers, self.model.num_layers)
     checks.draft_model(self.draft_model)
 
   @property

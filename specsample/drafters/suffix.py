@@ -10,6 +10,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from specsample import indexing
 from specsample import settings
 from specsample import sharding
 from specsample import types
@@ -122,10 +123,10 @@ class Suffix(Drafter):
     chance = jax.vmap(self._corrected)(estimate, state)
     expected = jnp.sum(jnp.cumprod(chance, axis=-1), axis=-1)  # [B, sources]
     best = jnp.argmax(expected, axis=-1)[:, None]
-    of_best = lambda x: jnp.take_along_axis(x, best[..., None], axis=1)[:, 0]
+    of_best = lambda x: indexing.at(x, best)[:, 0]
     chance = of_best(chance)
     if self.costs is None:
-      pays = jnp.take_along_axis(expected, best, axis=-1) >= self.min_kept
+      pays = indexing.at(expected, best) >= self.min_kept
     else:
       # Every round emits a token in each row that is not done.
       is_live = length > state.length
@@ -235,11 +236,8 @@ def _estimate(weights, matched: Array, share: Array) -> Array:
   constant, of_match, of_share = weights
   so_far = jnp.maximum(matched, 1) + jnp.arange(share.size)
   share = jnp.clip(share, 1e-3, 1 - 1e-3)
-  odds = (
-    constant
-    + of_match * jnp.log(so_far)
-    + of_share * jnp.log(share / (1 - share))
-  )
+  odds = constant + of_match * jnp.log(so_far)
+  odds += of_share * jnp.log(share / (1 - share))
   return jnp.where(matched > 0, jax.nn.sigmoid(odds), 0)
 
 

@@ -380,7 +380,7 @@ def test_no_module_is_refused():
   ('layers', 'message'),
   [
     ((0, 3), r'\(0, 3\), but the target has layers 0 to 2'),
-    ((-2,), 'name some of them, or -1'),
+    ((-2,), 'name at least one of them, or -1'),
     # One layer is too few for the paper's default layers.
     ((), r'\(1, -1, -3\)'),
   ],
