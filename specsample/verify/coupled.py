@@ -15,6 +15,7 @@ from specsample import sampling
 from specsample import types
 from specsample.types import Array, Draft, Verdict
 from specsample.verify import rule
+from specsample.verify.chain import chain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Coupled(rule.ChainRule):
         f'Coupled.law is not exact for drafts of kind {draft.kind.value!r}: '
         'give a point mass'
       )
-    return rule.token_by_token(draft, target_probs)
+    return chain.law(draft, target_probs)
 
   def __call__(self, key: Array, draft: Draft, target_probs: Array) -> Verdict:
     """Returns the verdict under noise keys [K + 1], one per position."""

@@ -133,32 +133,17 @@ def stop_at_rejection(accept: Array) -> Array:
 def token_by_token(
   draft: Draft, target_probs: Array, lenience: float = 1
 ) -> Law:
-  """Returns the law of a chain whose drafts are accepted one after another.
-
-  With p the target's distribution and q the drafter's, draft token x is
-  accepted with probability min(1, p(x) / (lenience q(x))). After a rejection
-  the next token is drawn from (p - q)+, normalised; after K accepted drafts it
-  is drawn from p.
-
-  Args:
-    draft: a chain.
-    target_probs: [K + 1, V].
-    lenience: more than 0; less than 1 is lossy.
-  """
+  """Returns the law of `Chain`, or of `Lenient` if `lenience` is below 1."""
   of_drafts = draft_probs(draft, target_probs)
-  accept = jnp.minimum(
-    ratio(
-      of_tokens(target_probs[:-1], draft.tokens),
-      lenience * of_tokens(of_drafts, draft.tokens),
-    ),
-    1,
+  accept = ratio(
+    of_tokens(target_probs[:-1], draft.tokens),
+    lenience * of_tokens(of_drafts, draft.tokens),
   )
   residual = jnp.maximum(target_probs[:-1] - of_drafts, 0)
+  corrected = normalise(residual, target_probs[:-1])
   return Law(
-    stop=stop_at_rejection(accept),
-    next=jnp.concatenate(
-      [normalise(residual, target_probs[:-1]), target_probs[-1:]]
-    ),
+    stop=stop_at_rejection(jnp.minimum(accept, 1)),
+    next=jnp.concatenate([corrected, target_probs[-1:]]),
   )
 
 
