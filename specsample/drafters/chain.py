@@ -94,15 +94,17 @@ class OverModel(steps.Steps):
     """
     return 2
 
-  def first(self, params, tokens, length, state, width=None):
-    """See `steps.Steps`: a pass over the last `width` tokens, 2 by default."""
-    width = width or self._num_read
-    output, pending, state = self._read(params, tokens, length, state, width)
-    return indexing.at(output.logits, pending[:, None]), state
+  def first(self, params, tokens, length, state):
+    """See `steps.Steps`: a pass over the last two tokens."""
+    return self._start(params, tokens, length, state, self._num_read)
 
   def root(self, params, tokens, length, state):
     """See `steps.Steps`: a pass over what a round of a tree can add."""
-    return self.first(params, tokens, length, state, self.num_draft_tokens + 1)
+    return self._start(params, tokens, length, state, self.num_draft_tokens + 1)
+
+  def _start(self, params, tokens, length, state, width):
+    output, pending, state = self._read(params, tokens, length, state, width)
+    return indexing.at(output.logits, pending[:, None]), state
 
   def _read(self, params, tokens, length, state, width, num_more=0):
     """Runs a pass over the last `width` tokens and `num_more` after them.

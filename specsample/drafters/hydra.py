@@ -206,7 +206,7 @@ class Hydra(heads.Heads):
     return self.num_draft_tokens - 1
 
   def first(self, params, tokens, length, state):
-    carry = state.hidden, []
+    carry: Any = state.hidden, []
     return self.next(params, steps.pending(tokens, length), None, carry)
 
   def next(self, params, tokens, parents, carry):

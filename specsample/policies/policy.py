@@ -108,7 +108,7 @@ class Policy(settings.Settings):
     return confidence
 
 
-def of_batch(x: Array, over: Array) -> Array:
+def of_batch(x: Array | int, over: Array) -> Array:
   """Returns the sum of x [] over the rows that are not done."""
   return jax.lax.psum(jnp.where(over, 0, x), ROWS)
 
