@@ -123,10 +123,10 @@ def llama(loaded: specsample.Loaded) -> Any:
   # As a file of this family has them.
   params = packed.plain(loaded.params)
   state = {
-    tensors.source_name(path, llama_lib.NAMES): torch.tensor(
+    tensors.source_name(name, llama_lib.NAMES): torch.tensor(
       np.asarray(leaf, np.float32).T
     )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    for name, leaf in tensors.by_name(params).items()
   }
   model.load_state_dict(state, strict=not ours.tie_embeddings)
   return model
