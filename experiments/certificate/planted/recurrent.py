@@ -113,41 +113,41 @@ def _committing(change):
 
 
 @_committing
-def keeps_all_in_the_state(shipped, state, log, count, path):
+def keeps_all_in_the_state(shipped, state, log, count):
   """Leaves the rejected drafts in the state, and drops them from the tail."""
   everything = jnp.full_like(count, log.decays.shape[1])
-  whole = shipped(state, log, everything, [])
-  tail = shipped(state, log, count, path).tail
+  whole = shipped(state, log, everything)
+  tail = shipped(state, log, count).tail
   return dataclasses.replace(whole, tail=tail)
 
 
 @_committing
-def keeps_all_in_the_tail(shipped, state, log, count, path):
+def keeps_all_in_the_tail(shipped, state, log, count):
   """Leaves the rejected drafts among the inputs of the convolution."""
   everything = jnp.full_like(count, log.decays.shape[1])
-  whole = shipped(state, log, everything, [])
-  return dataclasses.replace(shipped(state, log, count, path), tail=whole.tail)
+  whole = shipped(state, log, everything)
+  return dataclasses.replace(shipped(state, log, count), tail=whole.tail)
 
 
 @_committing
-def keeps_at_least_one(shipped, state, log, count, path):
+def keeps_at_least_one(shipped, state, log, count):
   """Takes it for granted that a row keeps its pending token."""
-  return shipped(state, log, jnp.maximum(count, 1), path)
+  return shipped(state, log, jnp.maximum(count, 1))
 
 
 @_committing
-def keeps_at_most_three(shipped, state, log, count, path):
+def keeps_at_most_three(shipped, state, log, count):
   """Rolls the state forward by no more tokens than the convolution sees."""
-  made = shipped(state, log, count, path)
+  made = shipped(state, log, count)
   most = state.tail.key.shape[1]
-  memory = shipped(state, log, jnp.minimum(count, most), path).memory
+  memory = shipped(state, log, jnp.minimum(count, most)).memory
   return dataclasses.replace(made, memory=memory)
 
 
 @_committing
-def stale_without_drafts(shipped, state, log, count, path):
+def stale_without_drafts(shipped, state, log, count):
   """Reads the old state after a round that kept one token alone."""
-  made = shipped(state, log, count, path)
+  made = shipped(state, log, count)
   choose = lambda old, new: jnp.where(
     (count == 1).reshape(-1, *[1] * (new.ndim - 1)), old, new
   )
@@ -155,23 +155,26 @@ def stale_without_drafts(shipped, state, log, count, path):
 
 
 @_committing
-def logs_of_the_row_beside(shipped, state, log, count, path):
+def logs_of_the_row_beside(shipped, state, log, count):
   """Folds the log of the row before into each row, as a bad index would."""
   beside = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), log)
-  return shipped(state, beside, count, path)
+  return shipped(state, beside, count)
 
 
-@_committing
-def first_nodes(shipped, state, log, count, path):
+def first_nodes():
   """Folds a tree's first nodes into the state, not the accepted path."""
-  del path
-  return shipped(state, log, count, [])
+  shipped = gated_delta.commit
+  return loop.replaced(
+    gated_delta,
+    'commit',
+    lambda state, log, count, nodes: shipped(state, log, count),
+  )
 
 
 @_committing
-def rounded_state(shipped, state, log, count, path):
+def rounded_state(shipped, state, log, count):
   """Keeps the state in bfloat16."""
-  made = shipped(state, log, count, path)
+  made = shipped(state, log, count)
   memory = made.memory.astype(jnp.bfloat16).astype(jnp.float32)
   return dataclasses.replace(made, memory=memory)
 
