@@ -222,34 +222,38 @@ CASES = (
 _OF_HASHES = ('Medusa', 'Hydra')
 
 
-def scenes(vocab_size: int) -> Iterator[Trained]:
-  """Yields a drafter of each of the `CASES`, with K = 2.
+def scene(name: str, vocab_size: int) -> Trained:
+  """Returns the drafter of that name among the `CASES`, with K = 2.
 
   Some draft only every second token of the vocabulary.
   """
-  for kind in CASES:
-    is_of_hashes = kind.name in _OF_HASHES
-    target: Any = HashModel(vocab_size=vocab_size)
-    if not is_of_hashes:
-      target = tiny_llama(vocab_size=vocab_size)
-    drafter = kind.make(target, 2, (vocab_size + 1) // 2)
-    params = _of_hashes(drafter) if is_of_hashes else _of_llama(drafter)
-    yield Trained(kind.name, target, drafter, params)
+  (kind,) = (kind for kind in CASES if kind.name == name)
+  is_of_hashes = name in _OF_HASHES
+  target: Any = HashModel(vocab_size=vocab_size)
+  if not is_of_hashes:
+    target = tiny_llama(vocab_size=vocab_size)
+  drafter = kind.make(target, 2, (vocab_size + 1) // 2)
+  params = _of_hashes(drafter) if is_of_hashes else _of_llama(drafter)
+  return Trained(name, target, drafter, params)
+
+
+def scenes(vocab_size: int) -> Iterator[Trained]:
+  """Yields the `scene` of each of the `CASES`."""
+  return (scene(kind.name, vocab_size) for kind in CASES)
 
 
 def branching(vocab_size: int) -> Iterator[Trained]:
   """Yields the `scenes` whose drafters draft trees."""
-  names = {kind.name for kind in CASES if kind.branches}
-  return (scene for scene in scenes(vocab_size) if scene.name in names)
+  return (scene(kind.name, vocab_size) for kind in CASES if kind.branches)
 
 
 def confident(vocab_size: int) -> Trained:
   """Returns a drafter, K = 2, whose confidence head trusts only some drafts."""
-  (scene,) = (s for s in scenes(vocab_size) if s.name == 'DSpark')
-  head = scene.params['drafter']['confidence']
+  one = scene('DSpark', vocab_size)
+  head = one.params['drafter']['confidence']
   doubtful = {'kernel': 10 * head['kernel'], 'bias': head['bias'] - 4.3}
-  drafter = scene.params['drafter'] | {'confidence': doubtful}
-  return dataclasses.replace(scene, params=scene.params | {'drafter': drafter})
+  drafter = one.params['drafter'] | {'confidence': doubtful}
+  return dataclasses.replace(one, params=one.params | {'drafter': drafter})
 
 
 def other_vocabulary() -> Trained:

@@ -121,7 +121,7 @@ def test_a_policys_state_is_that_of_the_row_alone():
 
 @pytest.mark.parametrize('name', ['EAGLE', 'DFlash'])
 def test_a_drafter_with_a_cache_begins_anew_with_each_prompt(name):
-  (scene,) = (s for s in trained.scenes(VOCAB) if s.name == name)
+  scene = trained.scene(name, VOCAB)
   kwargs = {
     'model': scene.model,
     'drafter': scene.drafter,

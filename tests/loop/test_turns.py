@@ -30,8 +30,10 @@ _SUFFIX = drafters.Suffix(num_draft_tokens=4, min_kept=0.1)
 _EITHER = drafters.Either(remembered=_SUFFIX, trained=_CHAIN)
 # Their drafts depend on what they have seen.
 _LEARNING = {'Adaptive', 'Suffix', 'Either'}
-_UNTRAINED = [
-  trained.Trained(type(drafter).__name__, _HASHES, drafter, params)
+_UNTRAINED = {
+  type(drafter).__name__: trained.Trained(
+    type(drafter).__name__, _HASHES, drafter, params
+  )
   for drafter, params in (
     (drafters.NoDraft(), {'target': {}}),
     (drafters.Ngram(num_draft_tokens=4, min_ngram=1), {'target': {}}),
@@ -40,8 +42,12 @@ _UNTRAINED = [
     (_SUFFIX, {'target': {}}),
     (_EITHER, {'target': {}, 'drafter': {'trained': {}}}),
   )
-]
-_SCENES = {one.name: one for one in (*_UNTRAINED, *trained.scenes(_VOCAB))}
+}
+_NAMES = (*_UNTRAINED, *(kind.name for kind in trained.CASES))
+
+
+def _scene(name):
+  return _UNTRAINED.get(name) or trained.scene(name, _VOCAB)
 
 
 def _prefill(scene, prompts, max_new_tokens, sampling=specsample.Sampling()):
@@ -89,9 +95,9 @@ def _counts(state):
   return np.stack(jax.device_get((state.proposed, state.accepted)))
 
 
-@pytest.mark.parametrize('name', _SCENES)
+@pytest.mark.parametrize('name', _NAMES)
 def test_extended_rows_go_on_as_the_whole_text_does(name):
-  scene = _SCENES[name]
+  scene = _scene(name)
   rows, state = _decoded(scene, _prefill(scene, _PROMPTS, _FIRST))
   before = _counts(state)
   state = _extend(scene, state, _TEXTS)
@@ -108,7 +114,7 @@ def test_extended_rows_go_on_as_the_whole_text_does(name):
 
 @pytest.mark.parametrize('name', ['Adaptive', 'Either'])
 def test_policies_learn_nothing_of_a_text_that_is_given(name):
-  scene = _SCENES[name]
+  scene = _scene(name)
   _, state = _decoded(scene, _prefill(scene, _PROMPTS, _FIRST))
   learned = scene.drafter.learned(state.draft)
   state = _extend(scene, state, _TEXTS)
@@ -118,7 +124,7 @@ def test_policies_learn_nothing_of_a_text_that_is_given(name):
 
 
 def test_penalties_count_what_was_said_before():
-  scene = _SCENES['NoDraft']
+  scene = _scene('NoDraft')
   sampling = specsample.Sampling(repetition_penalty=1.5, presence_penalty=2.0)
   state = _prefill(scene, _PROMPTS, _FIRST, sampling)
   rows, state = _decoded(scene, state)
@@ -129,7 +135,7 @@ def test_penalties_count_what_was_said_before():
 
 
 def test_rows_are_extended_until_they_are_full():
-  scene = _SCENES['NoDraft']
+  scene = _scene('NoDraft')
   state = _prefill(scene, [[1]], 1)
   room = turns.room(state, scene.model)
   state = _extend(scene, state, [[2] * (room - 3)], max_new_tokens=100)
@@ -149,7 +155,7 @@ def test_rows_are_extended_until_they_are_full():
   ],
 )
 def test_texts_that_do_not_fit_are_refused(texts, message):
-  scene = _SCENES['NoDraft']
+  scene = _scene('NoDraft')
   state = _prefill(scene, [[1]], 1)
   with pytest.raises(ValueError, match=message):
     _extend(scene, state, texts)
@@ -157,7 +163,7 @@ def test_texts_that_do_not_fit_are_refused(texts, message):
 
 def test_a_drafter_that_cannot_be_left_out_is_refused():
   recording = drafters.Recording(drafter=_CHAIN, model=_HASHES)
-  scene = dataclasses.replace(_SCENES['Chain'], drafter=recording)
+  scene = dataclasses.replace(_scene('Chain'), drafter=recording)
   with pytest.raises(ValueError, match='Recording cannot sit out a round'):
     _extend(scene, _prefill(scene, [[1]], 1), [[2]])
 
@@ -167,7 +173,7 @@ def test_a_drafter_that_cannot_be_left_out_is_refused():
   [drafters.NoDraft(), dataclasses.replace(_CHAIN, num_draft_tokens=5)],
 )
 def test_a_drafter_that_the_state_was_not_made_for_is_refused(other):
-  scene = _SCENES['Chain']
+  scene = _scene('Chain')
   state = _prefill(scene, [[1]], 1)
   with pytest.raises(ValueError, match='made for 3 to a depth of 3'):
     _extend(dataclasses.replace(scene, drafter=other), state, [[2]])

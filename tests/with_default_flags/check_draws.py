@@ -16,7 +16,6 @@ from specsample.drafters import wrapper
 from specsample.testing import trained
 
 _DRAWS = {draw.name: draw for draw in sampled_cases.draws()}
-_SCENES = {scene.name: scene for scene in trained.scenes(vocab_size=8)}
 
 
 @pytest.mark.parametrize(
@@ -52,10 +51,10 @@ class _Watched(wrapper.Wrapper):
     return draft, state
 
 
-@pytest.mark.parametrize('name', _SCENES)
+@pytest.mark.parametrize('name', [kind.name for kind in trained.CASES])
 def test_draws_in_bfloat16_are_from_the_probabilities_it_returns(name):
   """They are equal bit for bit, because a verifier divides by them."""
-  scene = _SCENES[name]
+  scene = trained.scene(name, vocab_size=8)
   model, drafter, params = scene.model, scene.drafter, scene.params
   if not isinstance(model, testing.HashModel):  # a HashModel has no dtype
     model = dataclasses.replace(model, dtype='bfloat16')

@@ -329,5 +329,4 @@ def _kept(scene, drafter, state):
 
 def with_features(name: str) -> Trained:
   """Returns the scene of that name, of a drafter with parameters."""
-  of_all = trained.scenes(MODEL.vocab_size)
-  return next(scene for scene in of_all if scene.name == name)
+  return trained.scene(name, MODEL.vocab_size)
