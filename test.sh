@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lints, type-checks and tests. Arguments go to pytest, for example
 #   ./test.sh tests/verify -k block
-# With --nightly, the tests that it otherwise leaves for the night.
+# With --all, also the tests that are marked as nightly.
 # pytest runs last and whatever came before it; the exit status is that of the
 # first step that failed.
 set -euo pipefail

@@ -1,5 +1,7 @@
 """Fixtures and hooks that several test files share."""
 
+import collections
+import fnmatch
 import gc
 import pathlib
 
@@ -13,33 +15,76 @@ from specsample.loop import decode
 from specsample.loop import refill
 from specsample.models import rotary
 from specsample.models import transformer
-from tests import tiers
+
+# First what takes no compiler, then the rules, and behind them what takes long,
+# longest first: the shorter files fill up what is left to do.
+_FIRST = (
+  *('test_layering.py', 'test_stats.py', 'test_streams.py', 'test_tree.py'),
+  *('text/', 'cost/', 'verify/', 'policies/', 'testing/', 'test_sampling.py'),
+  *('test_exactness.py', 'test_planted_bugs.py', 'test_audited_bugs.py'),
+  'test_sampled_loop.py',
+  *('test_on_8_devices.py', 'test_with_default_flags.py', 'test_colab.py'),
+  'experiments/test_train.py',
+  *('contract/', 'drafters/', 'loop/', 'experiments/', 'models/', 'loading/'),
+)
 
 
 def pytest_addoption(parser):
-  """See tiers.py."""
   parser.addoption(
-    '--nightly', action='store_true', help='run what is left for the night'
+    '--all', action='store_true', help='also run the tests marked as nightly'
   )
 
 
 def pytest_collection_modifyitems(config, items):
-  """Deselects the tests of the other tier, and sorts the rest."""
-  nightly = config.getoption('--nightly')
-  names = [str(item.nodeid).removeprefix('tests/') for item in items]
-  is_whole = not any('::' in str(argument) for argument in config.args)
-  unused = tiers.that_fit_nothing(names) if is_whole else []
-  if unused:
-    raise pytest.UsageError(f'tests/tiers.py: no test is {unused}')
-  keep = [tiers.is_of(nightly, name) for name in names]
-  left_out = [item for item, kept in zip(items, keep, strict=True) if not kept]
-  config.hook.pytest_deselected(items=left_out)
-  items[:] = [item for item, kept in zip(items, keep, strict=True) if kept]
+  """Deselects nightly tests, unless all or one by name are wanted, and sorts.
+
+  `@pytest.mark.nightly` marks a test, with `but` or `only` some of its
+  parameters: those whose ids fit one of these patterns.
+  """
+  is_named = any('::' in str(argument) for argument in config.args)
+  if not is_named:
+    _check_marks(items)
+  if not is_named and not config.getoption('--all'):
+    config.hook.pytest_deselected(items=list(filter(_is_nightly, items)))
+    items[:] = [item for item in items if not _is_nightly(item)]
   folder = pathlib.Path(__file__).parent
-  items.sort(key=lambda item: tiers.turn(str(item.path.relative_to(folder))))
+  items.sort(key=lambda item: _turn(str(item.path.relative_to(folder))))
   # These objects live until the end, so the garbage collector can skip them.
   gc.collect()
   gc.freeze()
+
+
+def _is_nightly(item):
+  return any(
+    _fits(item, mark.kwargs['only'])
+    if 'only' in mark.kwargs
+    else not _fits(item, mark.kwargs.get('but', ()))
+    for mark in item.iter_markers('nightly')
+  )
+
+
+def _fits(item, patterns):
+  parameters = item.name.partition('[')[2].removesuffix(']')
+  return any(fnmatch.fnmatchcase(parameters, pattern) for pattern in patterns)
+
+
+def _check_marks(items):
+  """Raises UsageError for a pattern that fits no parameters of its test."""
+  of_tests = collections.defaultdict(list)
+  for item in items:
+    of_tests[item.nodeid.partition('[')[0]].append(item)
+  for name, found in of_tests.items():
+    for mark in found[0].iter_markers('nightly'):
+      for patterns in mark.kwargs.values():
+        for pattern in patterns:
+          if not any(_fits(item, [pattern]) for item in found):
+            raise pytest.UsageError(f'{name} has no parameters {pattern!r}')
+
+
+def _turn(path):
+  """Returns the place of a file, named from tests/ on, in the order of all."""
+  fitting = (i for i, start in enumerate(_FIRST) if path.startswith(start))
+  return next(fitting, len(_FIRST))
 
 
 @pytest.fixture(scope='module', autouse=True)

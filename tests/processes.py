@@ -13,20 +13,20 @@ EIGHT_DEVICES = '--xla_force_host_platform_device_count=8'
 
 
 def check(
-  tests: Sequence[str | pathlib.Path], *flags: str, nightly: bool = False
+  tests: Sequence[str | pathlib.Path], *flags: str, everything: bool = False
 ) -> None:
   """Runs tests with XLA's flags; shows their output if one fails.
 
   Args:
     tests: files or names of tests, from the root on.
     flags: all of XLA's flags.
-    nightly: the option of conftest.py.
+    everything: the option `--all` of conftest.py.
   """
   done = subprocess.run(
     [
       *(sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider'),
       *('-p', 'no:xdist', '-o', 'python_files=check_*.py test_*.py'),
-      *(['--nightly'] if nightly else []),
+      *(['--all'] if everything else []),
       *tests,
     ],
     env=os.environ | {'XLA_FLAGS': ' '.join(flags)},
@@ -35,8 +35,7 @@ def check(
     text=True,
     check=False,
   )
-  # All tests of a file may belong to the other tier.
+  # All tests of a file may be nightly.
   none_now = done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
-  is_of_other_time = none_now and ' deselected' in done.stdout
-  passed = done.returncode == 0 or is_of_other_time
+  passed = done.returncode == 0 or (none_now and ' deselected' in done.stdout)
   assert passed, done.stdout + done.stderr

@@ -91,6 +91,7 @@ def test_quickstart(run, smollm2, tmp_path, monkeypatch):
   assert '<del>' in view and '>round 2<' in view
 
 
+@pytest.mark.nightly
 def test_reproduce_a_table(run):
   cells = run('reproduce_a_table')
   rows = [line.split() for line in _text(cells['table']).splitlines()[2:]]
@@ -103,6 +104,7 @@ def test_reproduce_a_table(run):
   assert _displayed(cells['plot'], 'image/png')
 
 
+@pytest.mark.nightly
 def test_add_a_drafter(run):
   cells = run('add_a_drafter')
   (view,) = _displayed(cells['run'], 'text/html')
@@ -113,6 +115,7 @@ def test_add_a_drafter(run):
   assert _displayed(cells['see'], 'image/png')
 
 
+@pytest.mark.nightly
 def test_rollouts(run):
   cells = run('rollouts')
   lines = _text(cells['train']).splitlines()
@@ -124,6 +127,7 @@ def test_rollouts(run):
   assert _displayed(cells['plot'], 'image/png')
 
 
+@pytest.mark.nightly
 def test_audit(run, monkeypatch, tmp_path):
   # No clone is there.
   for name in ('TPU_INFERENCE', 'SGLANG_JAX'):

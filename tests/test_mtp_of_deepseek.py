@@ -174,6 +174,7 @@ def _assert_greedy_equal(target, drafter, own, verify=specsample.verify.chain):
   )
 
 
+@pytest.mark.nightly(but=('Eagle',))
 @pytest.mark.parametrize('kind', ['Eagle', 'Eagle3'])
 def test_a_drafter_with_keys_and_values_reads_it_too(folder, kind):
   target = specsample.load(folder)
@@ -185,6 +186,7 @@ def test_a_drafter_with_keys_and_values_reads_it_too(folder, kind):
   _assert_greedy_equal(target, drafter, own)
 
 
+@pytest.mark.nightly(only=('int8',))
 @pytest.mark.parametrize('form', ['chain', 'tree', 'int8'])
 def test_output_is_the_target_s(folder, form):
   target = specsample.load(folder)

@@ -17,6 +17,28 @@ from specsample.testing import enumerate as enumerate_lib
 from tests import samplers
 
 
+@pytest.mark.nightly(
+  only=(
+    'a recurrent state that always keeps the pending token',
+    'a recurrent state rolled forward by at most three tokens',
+    'the log of the row beside folded into a recurrent state',
+    'a recurrent state that passes through the siblings of a node',
+    'a recurrent state rounded to bfloat16',
+    "noise of a rejected draft's position shared with the residual",
+    'a filter by the probability of a path up to the token it leaves out',
+    'a filter by the rank of the token that it leaves out',
+    'siblings that were drawn pruned to the likeliest',
+    'greedy rows mishandled in a mixed batch',
+    'one length for all rows of a ragged batch',
+    'penalties updated once a round instead of once a token',
+    'penalties count nodes that are not on the path',
+    'probability on padded vocabulary',
+    'the best paths of a lattice treated as samples',
+    'weights updated between the draw of a draft and its verdict',
+    'log-probabilities of the policy before its last step',
+    "a history that holds the row's own future",
+  )
+)
 @pytest.mark.parametrize('bug', bugs.BUGS, ids=[bug.name for bug in bugs.BUGS])
 def test_is_caught(bug):
   shipped = bug.shipped()

@@ -38,6 +38,38 @@ def _measure(name):
   return sampled.measure(_DRAWS[name], num_rows=num_rows, seed=1)
 
 
+@pytest.mark.nightly(
+  but=(
+    'NoDraft + chain, mixed batch',
+    'Ngram + chain, mixed batch',
+    'Chain + chain, mixed batch',
+    'Chain + chain, penalties, an EOS',
+    'Adaptive, Fastest + chain, mixed batch',
+    'Chain + block, mixed batch',
+    'PARD + block, mixed batch',
+    'Chain + block, penalties, an EOS',
+    'Chain of the least likely tokens + block, mixed batch',
+    'Medusa + block, mixed batch',
+    'Chain + coupled, mixed batch',
+    'Skip + coupled, mixed batch',
+    'Chain + coupled, penalties, an EOS',
+    'Hydra + coupled, mixed batch',
+    'Tree, point mass + tree, mixed batch',
+    'Tree, sampled + tree, mixed batch',
+    'Tree, without replacement + traversal, mixed batch',
+    'Tree, sampled + k_seq, mixed batch',
+    'Tree, top and sampled + greedy_draft, mixed batch',
+    'Tree, sampled + multi_path_block, mixed batch',
+    'Tree, sampled + tree, penalties, an EOS',
+    'Tree, sampled + tree, constraint',
+    'LatticeTree of DSpark + tree, two settings, tiny Llama',
+    'DynamicTree + tree, mixed batch',
+    'NgramTree + tree, mixed batch',
+    'Tree, Budget + tree, mixed batch',
+    'Suffix + chain, mixed batch',
+    'Either of Suffix and Chain + block, mixed batch',
+  )
+)
 @pytest.mark.parametrize('name', _DRAWS)
 def test_compiled_loop_follows_the_target(name):
   record = _measure(name)

@@ -18,10 +18,11 @@ _MESHES = 'tests/on_8_devices/check_generate.py'
   'name', sorted(path.stem for path in _FOLDER.glob('check_*.py'))
 )
 def test_passes(name, request):
-  nightly = request.config.getoption('--nightly')
-  processes.check([_FOLDER / f'{name}.py'], nightly=nightly)
+  everything = request.config.getoption('--all')
+  processes.check([_FOLDER / f'{name}.py'], everything=everything)
 
 
+@pytest.mark.nightly
 def test_an_evaluation_passes():
   processes.check(
     [
@@ -31,6 +32,7 @@ def test_an_evaluation_passes():
   )
 
 
+@pytest.mark.nightly
 def test_a_mesh_passes():
   processes.check(
     [f'{_MESHES}::test_noise_of_a_position_is_that_of_one_device[eagle-3]'],

@@ -81,6 +81,7 @@ def _run(commands, out, *flags):
   return outcome, json.loads((out / 'benchmark.json').read_text())
 
 
+@pytest.mark.nightly(but=('real',))
 @pytest.mark.parametrize('name', ['real', 'synthetic'])
 def test_json_holds_every_measurement(name, request):
   _, measured = request.getfixturevalue(name)
@@ -264,6 +265,7 @@ def _measure(out, *arguments, python=sys.executable, minutes=3):
   )
 
 
+@pytest.mark.nightly
 def test_one_command_measures_an_accelerator(tiny, tmp_path):
   arguments = [
     *('target', '96', tiny[0].split('=', 1)[1]),

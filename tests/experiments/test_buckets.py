@@ -93,6 +93,7 @@ def test_files_are_written_to_a_bucket(folder):
   assert [path.name for path in local.iterdir()] == ['result.json']
 
 
+@pytest.mark.nightly
 def test_an_evaluation_goes_on_from_a_bucket(
   commands, tiny_evaluate, greedy, tmp_path
 ):

@@ -3,6 +3,8 @@
 import json
 import pathlib
 
+import pytest
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 # A lossy rule that accepts nothing is exact, so the enumeration finds no error,
 # which has to fail the certificate.
@@ -13,6 +15,7 @@ certificate._SYNTHETIC = verify.Synthetic(rate=0.0)
 """
 
 
+@pytest.mark.nightly
 def test_an_entry_that_fails_is_named_and_fails_the_command(commands, tmp_path):
   (tmp_path / 'keeps_nothing.py').write_text(_MISTAKE)
   flags = lambda name: (

@@ -232,6 +232,7 @@ def test_the_card_says_how_it_was_trained(hydra, target):
   assert segment['code'] == environment.source()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   'name',
   [
@@ -278,6 +279,7 @@ def test_several_folders_are_one_run(commands, flags, data, target, tmp_path):
 
 
 # There are more than 15 lines only in the decay.
+@pytest.mark.nightly(but=('17',))
 @pytest.mark.parametrize('num_lines', [6, 17])
 def test_a_killed_run_gives_the_same_curve_and_weights(
   commands, flags, hydra, num_lines, tmp_path
@@ -292,6 +294,7 @@ def test_a_killed_run_gives_the_same_curve_and_weights(
   assert killed.weights() == hydra.weights()
 
 
+@pytest.mark.nightly
 def test_a_mesh_gives_the_same_curve(
   commands, flags, hydra, cpu_devices, tmp_path
 ):
@@ -492,6 +495,7 @@ def test_a_run_goes_on_under_other_code(
   assert run.card()['training']['segments'] == [first, second]
 
 
+@pytest.mark.nightly
 def test_a_finished_run_goes_on_from_before_its_decay(
   commands, flags, hydra, tmp_path
 ):
@@ -608,6 +612,7 @@ def test_checkpoints_without_their_journal_are_refused(
   ]
 
 
+@pytest.mark.nightly
 def test_a_full_disk_leaves_the_last_checkpoint(commands, flags, tmp_path):
   """A file size limit, set after some checkpoints, stands for a full disk."""
   call = ['train', *flags('hydra', tmp_path / 'run', checkpoint_seconds=1e-3)]

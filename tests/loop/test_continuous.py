@@ -90,6 +90,7 @@ def test_more_tokens_than_there_is_room_for_are_as_many_as_fit():
   assert [int(output.lengths[0]) for output in outputs] == [45, 47]
 
 
+@pytest.mark.nightly(but=('drafter0-rule0-1', 'drafter3-rule3-5'))
 @pytest.mark.parametrize(
   'drafter, rule, group_size',
   [
@@ -119,6 +120,7 @@ def test_a_policys_state_is_that_of_the_row_alone():
   assert expected.rounds.tolist() != static().rounds.tolist()
 
 
+@pytest.mark.nightly(but=('EAGLE',))
 @pytest.mark.parametrize('name', ['EAGLE', 'DFlash'])
 def test_a_drafter_with_a_cache_begins_anew_with_each_prompt(name):
   scene = trained.scene(name, VOCAB)
@@ -223,6 +225,7 @@ def _run_batch(model, drafter, params, **sizes):
   return found, shapes
 
 
+@pytest.mark.nightly(but=('model0-params0-drafter0',))
 @pytest.mark.parametrize(
   'model, params, drafter',
   [

@@ -256,6 +256,7 @@ _TREE = drafters.Tree(
 )
 
 
+@pytest.mark.nightly(but=('0.0-chain', '0.0-tree'))
 @pytest.mark.parametrize(
   ('drafter', 'rule'),
   [
@@ -302,6 +303,7 @@ def test_log_probs_are_the_unwarped_targets(drafter, rule, temperature):
   np.testing.assert_allclose(output.log_probs[0], expected, rtol=1e-6)
 
 
+@pytest.mark.nightly(but=('penalty2',))
 @pytest.mark.parametrize(
   'penalty',
   [

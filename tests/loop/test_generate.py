@@ -57,6 +57,9 @@ def rows(output):
   ]
 
 
+@pytest.mark.nightly(
+  but=('none-chain', 'chain-chain', 'ngram-block', 'skip-coupled')
+)
 @pytest.mark.parametrize('rule', VERIFIERS)
 @pytest.mark.parametrize('drafter', DRAFTERS)
 def test_greedy_equals_autoregressive(drafter, rule):

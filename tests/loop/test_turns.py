@@ -95,6 +95,7 @@ def _counts(state):
   return np.stack(jax.device_get((state.proposed, state.accepted)))
 
 
+@pytest.mark.nightly(but=('Adaptive', 'Suffix', 'Hydra++', 'MTP'))
 @pytest.mark.parametrize('name', _NAMES)
 def test_extended_rows_go_on_as_the_whole_text_does(name):
   scene = _scene(name)

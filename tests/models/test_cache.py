@@ -78,6 +78,7 @@ def _params(name):
 
 # An int8 value between two integers may be rounded to either. A different
 # rounding moves all later logits by about 1e-3, and a wrong token by 1e-1.
+@pytest.mark.nightly(but=('full', 'latent_ring', 'int8_shared', 'int8_sinks'))
 @pytest.mark.parametrize('name', _MODELS)
 def test_passes_over_a_cache_equal_those_without(name):
   testing.assert_model(
@@ -91,6 +92,7 @@ def test_passes_over_a_cache_equal_those_without(name):
   )
 
 
+@pytest.mark.nightly(but=('int8_ring',))
 @pytest.mark.parametrize('name', ['ring', 'int8_ring'])
 def test_a_chunk_that_is_longer_than_the_window_leaves_it(name):
   testing.assert_model(

@@ -173,6 +173,7 @@ def test_heads_with_an_unembedding_of_int8_draft():
   np.testing.assert_allclose(rounded, exact, rtol=1e-2)
 
 
+@pytest.mark.nightly
 def test_smollm2_stays_close_to_what_it_was(smollm2):
   rounded = specsample.load('smollm2-135m-instruct', weights='int8')
   text = 'The sun rises in the east and sets in the west. Water boils at 100'

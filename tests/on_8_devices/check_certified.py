@@ -61,6 +61,7 @@ def _generate(params, case):
   )
 
 
+@pytest.mark.nightly(but=('1x8-auto-coupled', '2x4-explicit-tree'))
 @pytest.mark.parametrize('case', CASES)
 def test_tokens_are_those_without_a_mesh(mesh, case):
   target = jax.tree.map(lambda x: 2 * x, MODEL.init(jax.random.key(0)))

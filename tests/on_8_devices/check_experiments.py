@@ -78,6 +78,7 @@ def test_without_a_mesh_one_device_reads_all():
   assert (found.cache_copies, found.bytes_per_second) == (1, 100)
 
 
+@pytest.mark.nightly
 def test_parts_of_a_round_are_timed():
   with jax.set_mesh(sharding.make_mesh(2, 4)):
     params = {'target': random_weights.params(_MODEL)}

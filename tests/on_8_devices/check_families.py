@@ -144,6 +144,7 @@ def _on_one_device(name, is_int8):
   return model, params, axes, expected
 
 
+@pytest.mark.nightly(but=('deepseek-True-shape1-False',))
 @pytest.mark.parametrize(
   ('shape', 'explicit'), [((2, 4), True), ((1, 8), False)]
 )

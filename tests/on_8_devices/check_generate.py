@@ -225,11 +225,15 @@ def check(mesh, *case):
 
 # With `coupled`, a drafter draws with the noise of a position, with other rules
 # from a stream of its own. This covers each `propose` that draws.
+@pytest.mark.nightly(but=('chain', 'dspark', 'eagle-3'))
 @pytest.mark.parametrize('drafter', DRAFTERS)
 def test_noise_of_a_position_is_that_of_one_device(drafter):
   check(sharding.make_mesh(2, 4), drafter, 'coupled', 'filters')
 
 
+@pytest.mark.nightly(
+  but=('medusa-block', 'none-chain', 'chain of a replicated model-synthetic')
+)
 @pytest.mark.parametrize(
   ('drafter', 'rule'),
   [
@@ -246,6 +250,7 @@ def test_a_mesh_may_divide_the_model_alone(drafter, rule):
   check(mesh, drafter, rule, 'filters')
 
 
+@pytest.mark.nightly(but=('1x8-auto-ngram-block', '2x4-explicit-ngram-block'))
 @pytest.mark.parametrize(
   ('drafter', 'rule'), [('ngram', 'block'), ('chain', 'coupled')]
 )
@@ -253,6 +258,7 @@ def test_tokens_are_those_of_one_device_on(mesh, drafter, rule):
   check(mesh, drafter, rule, 'filters')
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   ('shape', 'explicit', 'case'),
   [

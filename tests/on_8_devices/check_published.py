@@ -76,6 +76,7 @@ def generate(target, loaded):
   )
 
 
+@pytest.mark.nightly(but=('eagle-3',))
 @pytest.mark.parametrize('name', LAYOUTS)
 def test_drafts_are_those_of_one_device(tmp_path, name):
   target, save = LAYOUTS[name]
@@ -105,6 +106,7 @@ def test_drafts_are_those_of_one_device(tmp_path, name):
     )
 
 
+@pytest.mark.nightly
 def test_an_assistant_drafts_as_on_one_device(tmp_path):
   """It reads keys and values that the mesh divides by heads."""
   for name in ('target', 'assistant'):

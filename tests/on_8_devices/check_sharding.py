@@ -86,6 +86,7 @@ class Sorting:
     return verify.chain(key, draft, target_probs)
 
 
+@pytest.mark.nightly(only=('rule1-shape1-False', 'rule2-shape2-True'))
 @pytest.mark.parametrize(
   'rule, shape, explicit',
   [
@@ -104,6 +105,7 @@ def test_no_round_gathers_a_vocabulary(rule, shape, explicit):
   assert program.host_transfers() == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize('explicit', [True, False])
 def test_no_round_gathers_a_vocabulary_that_has_one_factor_of_two(explicit):
   # Like 32,002 and 128,258, which are common in fine-tuned models.

@@ -156,6 +156,7 @@ def unsharded(name):
   return train(host_params(name), name)
 
 
+@pytest.mark.nightly(but=('1x8-auto-eagle-3', '2x4-explicit-medusa-2'))
 @pytest.mark.parametrize('name', OBJECTIVES)
 def test_step_is_that_of_one_device(mesh, name):
   params = host_params(name)
@@ -170,6 +171,7 @@ def test_step_is_that_of_one_device(mesh, name):
   assert max(jax.tree.leaves(tree['drafter'])) > 1e-3
 
 
+@pytest.mark.nightly(but=('2x4-explicit-eagle-3',))
 @pytest.mark.parametrize('name', ['draft model', 'dspark', 'eagle-3'])
 def test_step_of_packed_rows_is_that_of_one_device(mesh, name):
   params = host_params(name)
@@ -218,6 +220,9 @@ def step_of_long_rows(name, batch):
 
 
 # With data = 2, dividing the rows alone would take half of the memory.
+@pytest.mark.nightly(
+  but=('dspark-shape1-batch1-6', 'eagle-3-shape4-batch4-3.5')
+)
 @pytest.mark.parametrize(
   ('name', 'shape', 'batch', 'least'),
   [
@@ -263,6 +268,7 @@ def written(mesh):
   )
 
 
+@pytest.mark.nightly(but=('2x4-explicit',))
 def test_own_texts_are_those_of_one_device(mesh):
   expected = written(None)
   with jax.set_mesh(mesh):

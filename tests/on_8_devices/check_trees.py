@@ -212,12 +212,14 @@ def check(mesh, case, sampling='filters'):
   np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-4)
 
 
+@pytest.mark.nightly(but=('eagle-3, dynamic', 'dspark, lattice'))
 @pytest.mark.parametrize('case', CASES)
 def test_tokens_are_those_of_one_device(case):
   sampling = 'few tokens' if case == 'n-grams' else 'filters'
   check(sharding.make_mesh(2, 4), case, sampling)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize('case', ['draft model, distinct', 'eagle-3, dynamic'])
 def test_a_mesh_may_divide_the_model_alone(case):
   check(sharding.make_mesh(1, 8, explicit=False), case)

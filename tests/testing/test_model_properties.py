@@ -53,6 +53,7 @@ def _target(names, vocab_size, num_layers, cls='Target'):
   return target, nnx.to_pure_dict(state)
 
 
+@pytest.mark.nightly
 def test_the_page_runs_as_it_is_printed():
   output = _page()['output']
   np.testing.assert_array_equal(output.lengths, [16, 16])
@@ -60,6 +61,7 @@ def test_the_page_runs_as_it_is_printed():
   assert _page()['skip'].num_draft_tokens == 3
 
 
+@pytest.mark.nightly
 def test_the_loop_follows_the_pages_model_in_trees():
   target, params = _target(_page(), 3, 2, 'Layered')
   skip = drafters.Skip(model=target, layers=(0,), num_draft_tokens=2)

@@ -326,6 +326,7 @@ def test_drafts_do_not_change_for_the_confidence():
     np.testing.assert_array_equal(leaf, 0)
 
 
+@pytest.mark.nightly(only=('dspark',))
 @pytest.mark.parametrize('name', _OBJECTIVES)
 def test_losses_fall_and_drafts_are_kept(name):
   target = _params(_DFLASH)['target']

@@ -156,6 +156,7 @@ def test_only_learned_tokens_are_learned():
       np.testing.assert_array_equal(leaf, 0)
 
 
+@pytest.mark.nightly(but=('tokens',))
 @pytest.mark.parametrize(
   'teacher_loss',
   [None, losses.total_variation],

@@ -137,6 +137,7 @@ def _by_hand(name, objective):
   return of_drafts, matches
 
 
+@pytest.mark.nightly(but=('mtp',))
 @_each
 def test_it_learns_drafts_made_of_drafts(name):
   objective = _OBJECTIVES[name]
@@ -157,6 +158,7 @@ def test_it_learns_drafts_made_of_drafts(name):
   np.testing.assert_allclose(report['correct'], correct, atol=1e-6)
 
 
+@pytest.mark.nightly(but=('mtp',))
 @_each
 def test_what_it_reads_may_be_found_before(name):
   objective, output = jax.jit(_OBJECTIVES[name]), _output(name)
@@ -170,6 +172,7 @@ def test_what_it_reads_may_be_found_before(name):
   assert abs(objective(_params(name), _BATCH | others)[0] - expected) > 1e-3
 
 
+@pytest.mark.nightly(but=('mtp',))
 @_each
 def test_what_is_not_learned_may_be_left_out(name):
   params, objective = _params(name), _OBJECTIVES[name]
@@ -193,6 +196,7 @@ def test_what_is_not_learned_may_be_left_out(name):
   )
 
 
+@pytest.mark.nightly(but=('mtp',))
 @_each
 def test_only_tokens_that_are_learned_and_before_them_matter(name):
   params = _params(name)
@@ -222,6 +226,7 @@ def test_only_tokens_that_are_learned_and_before_them_matter(name):
   assert np.abs(gradient(earlier) - expected).max() > 1e-4
 
 
+@pytest.mark.nightly
 def test_noise_is_of_the_batch_and_not_of_what_is_measured():
   params, exact = _params('eagle'), _OBJECTIVES['eagle']
   noisy = dataclasses.replace(exact, feature_noise=0.3)
@@ -236,6 +241,7 @@ def test_noise_is_of_the_batch_and_not_of_what_is_measured():
   )
 
 
+@pytest.mark.nightly(but=('mtp',))
 @_each
 def test_losses_fall_and_drafts_are_kept(name):
   drafter = dataclasses.replace(_DRAFTERS[name], draft_vocab_size=None)

@@ -168,6 +168,7 @@ def test_what_is_masked_out_has_no_gradient():
     np.testing.assert_array_equal(leaf, 0)
 
 
+@pytest.mark.nightly(but=('hybrid',))
 @pytest.mark.parametrize(
   'settings',
   [

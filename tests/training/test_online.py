@@ -121,6 +121,7 @@ def _plain():
   ).tokens
 
 
+@pytest.mark.nightly(but=('Medusa', 'EAGLE-3', 'Chain'))
 @pytest.mark.parametrize('name', _LEARNERS)
 def test_acceptance_rises_and_greedy_output_stays(name):
   learner = dataclasses.replace(
@@ -136,6 +137,7 @@ def test_acceptance_rises_and_greedy_output_stays(name):
   assert rounds[-1] < 0.8 * rounds[0]
 
 
+@pytest.mark.nightly(but=('Chain', 'EAGLE-3'))
 @pytest.mark.parametrize('name', ['DraftModel', 'Chain', 'EAGLE-3', 'Hydra++'])
 def test_an_update_is_a_step_on_what_the_target_reads_itself(name):
   learner = dataclasses.replace(_LEARNERS[name], window=1000)

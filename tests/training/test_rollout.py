@@ -143,6 +143,7 @@ _PENALISED = specsample.Sampling(
 )
 
 
+@pytest.mark.nightly(but=('chain-sampling1', 'tree-sampling1'))
 @pytest.mark.parametrize('sampling', [_PLAIN, _PENALISED])
 @pytest.mark.parametrize(
   ('drafter', 'rule'),

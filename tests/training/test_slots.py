@@ -76,6 +76,7 @@ def test_a_smoothing_out_of_range_is_refused():
     slots.d_pace(jnp.zeros(2), jnp.ones(2, bool), 1.5)
 
 
+@pytest.mark.nightly(but=('heads',))
 @pytest.mark.parametrize('name', ['heads', 'features'])
 def test_weights_may_be_given_for_those_that_decay(name):
   objective = _OBJECTIVES[name]
@@ -91,6 +92,7 @@ def test_weights_may_be_given_for_those_that_decay(name):
   np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.nightly(but=('heads',))
 @pytest.mark.parametrize('name', ['heads', 'features'])
 def test_each_token_weighs_what_d_pace_says(name):
   objective = _OBJECTIVES[name]

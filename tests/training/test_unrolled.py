@@ -128,6 +128,7 @@ def _plain_loss(drafter, params, batch):
   return loss, {}
 
 
+@pytest.mark.nightly(but=('eagle3', 'window of 3'))
 @pytest.mark.parametrize('name', _DRAFTERS)
 def test_outputs_are_those_of_masks_of_all_against_all(name):
   drafter, params = _DRAFTERS[name], _params(name)
@@ -162,6 +163,7 @@ def test_outputs_are_those_of_masks_of_all_against_all(name):
   )
 
 
+@pytest.mark.nightly(but=('mtp',))
 @pytest.mark.parametrize('name', ['eagle3', 'mtp'])
 def test_twenty_steps_have_the_losses_of_the_plain_computation(name):
   drafter, params = _DRAFTERS[name], _params(name)

@@ -41,6 +41,7 @@ def _check_greedy(target, output):
     assert row[start:] == most_likely[start - 1 : length - 1].tolist()
 
 
+@pytest.mark.nightly
 def test_greedy_output_is_the_targets(smollm2, gemma):
   # The other direction and drafts of text would each compile both models once
   # more; test_slem.py drafts text with smaller ones.

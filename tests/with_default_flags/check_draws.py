@@ -18,6 +18,7 @@ from specsample.testing import trained
 _DRAWS = {draw.name: draw for draw in sampled_cases.draws()}
 
 
+@pytest.mark.nightly(but=('Chain + block, mixed batch',))
 @pytest.mark.parametrize(
   'name',
   [
@@ -51,6 +52,7 @@ class _Watched(wrapper.Wrapper):
     return draft, state
 
 
+@pytest.mark.nightly(but=('MTP',))
 @pytest.mark.parametrize('name', [kind.name for kind in trained.CASES])
 def test_draws_in_bfloat16_are_from_the_probabilities_it_returns(name):
   """They are equal bit for bit, because a verifier divides by them."""

@@ -51,6 +51,7 @@ def _reference(loaded):
   return model
 
 
+@pytest.mark.nightly
 def test_greedy_text_equals_that_of_transformers(loaded):
   tokenizer = loaded.tokenizer
   reference = _reference(loaded)

@@ -3,9 +3,12 @@
 import pathlib
 import re
 
+import pytest
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.nightly
 def test_readme_example_prints_a_reply(capsys, monkeypatch, tmp_path):
   monkeypatch.setenv('SPECSAMPLE_CACHE', str(tmp_path))
   text = (_ROOT / 'README.md').read_text('utf-8')

@@ -69,6 +69,7 @@ def greedy(smollm2, prompts):
   return _generate(smollm2, prompts)
 
 
+@pytest.mark.nightly(but=('mtp',))
 @pytest.mark.parametrize('name', ['ngram', *_TRAINED])
 def test_greedy_equals_autoregressive(smollm2, prompts, greedy, method, name):
   drafter, rule, params = method(name)
@@ -81,6 +82,7 @@ def test_greedy_equals_autoregressive(smollm2, prompts, greedy, method, name):
   assert len(set(output.rounds.tolist())) > 1  # ragged
 
 
+@pytest.mark.nightly
 def test_coupled_equals_plain_sampling(smollm2, prompts, method):
   drafter, _, params = method('hydra')
   settings = {'sampling': _SAMPLING, 'verify': verify.coupled}
@@ -91,6 +93,7 @@ def test_coupled_equals_plain_sampling(smollm2, prompts, method):
   assert specsample.stats.summarize(output).tokens_per_round > 1
 
 
+@pytest.mark.nightly
 def test_row_is_the_same_alone_padded_and_permuted(smollm2, prompts, method):
   drafter, _, _ = method('ngram')
   settings = {'sampling': _SAMPLING, 'drafter': drafter}

@@ -84,6 +84,7 @@ def _generations(folder):
   ]
 
 
+@pytest.mark.nightly
 def test_batches_over_the_data_axis_have_the_tokens_of_one_device(
   outcomes, folder
 ):
@@ -99,6 +100,7 @@ def test_batches_over_the_data_axis_have_the_tokens_of_one_device(
   assert len({tuple(row) for row in tokens(alone)}) == 6
 
 
+@pytest.mark.nightly
 def test_seconds_of_a_batch_are_shared_by_tokens(outcomes, folder):
   del outcomes
   batches = _generations(folder / 'batches')
@@ -118,12 +120,14 @@ def test_seconds_of_a_batch_are_shared_by_tokens(outcomes, folder):
     assert row['tokens_per_round'] >= 1
 
 
+@pytest.mark.nightly
 def test_a_generation_on_a_mesh_is_that_of_one_device(outcomes, greedy):
   outcome = outcomes['generate']
   assert outcome.code == 0, outcome.err
   assert outcome.out == greedy('Hello', _NEW_TOKENS)[1] + '\n'
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize('binding', _REFUSED)
 def test_a_mesh_that_cannot_be_is_one_line(outcomes, folder, binding):
   outcome = outcomes[binding]
@@ -134,16 +138,19 @@ def test_a_mesh_that_cannot_be_is_one_line(outcomes, folder, binding):
   assert not (folder / 'refused').exists()
 
 
+@pytest.mark.nightly
 def test_one_device_is_no_mesh():
   with mesh.Mesh().set():
     assert jax.sharding.get_mesh().empty
 
 
+@pytest.mark.nightly
 def test_no_rules_are_not_the_default_ones():
   assert mesh.Mesh(model=2, rules=()).rules == ()
   assert mesh.Mesh(model=2).rules == sharding.DEFAULT_RULES
 
 
+@pytest.mark.nightly
 def test_rules_hold_within_the_mesh_only():
   own = (('batch', ('data',)), ('vocab', ()))
   (device,) = jax.devices()[:1]
@@ -166,6 +173,7 @@ class _Device:
   device_kind: str = 'cpu'
 
 
+@pytest.mark.nightly
 def test_slices_divide_the_data_axis():
   # Two slices of two hosts with two devices each, in any order.
   devices = [_Device(i, i // 4, i // 2) for i in range(8)]

@@ -59,6 +59,7 @@ def _whole(target, turns_, answers):
   return tokens
 
 
+@pytest.mark.nightly(only=('skip',))
 @pytest.mark.parametrize('name', ['ngram', 'skip', 'recording'])
 def test_a_turn_is_answered_as_the_whole_conversation_is(target, greedy, name):
   skip = drafters.Skip(model=target.model, layers=(0,), num_draft_tokens=2)

@@ -23,6 +23,7 @@ _TOKENS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 _PROMPTS = [prompts_lib.Prompt(str(i), '', 'x', i) for i in range(3)]
 
 
+@pytest.mark.nightly(but=('9-0.0',))
 @pytest.mark.parametrize(
   ('most', 'temperature'),
   [(9, 0.0), (300, 1.0)],  # 300 is more tokens than the model takes

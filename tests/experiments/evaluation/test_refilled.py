@@ -220,6 +220,7 @@ def _evaluation(checkpoint, model, **kwargs):
 
 # With one row, there are fewer rows than prefill sizes; with nine, more rows
 # than prompts.
+@pytest.mark.nightly(but=('3',))
 @pytest.mark.parametrize('batch_size', [1, 3, 9])
 def test_nothing_is_compiled_while_it_is_timed(
   checkpoint, num_compiled, tmp_path, batch_size

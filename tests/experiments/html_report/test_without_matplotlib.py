@@ -25,6 +25,7 @@ def without_matplotlib(commands, tiny_evaluate, tmp_path_factory):
   return commands.run_all(calls, variables=variables), folder / 'out'
 
 
+@pytest.mark.nightly
 def test_without_matplotlib_the_rest_is_there(without_matplotlib):
   (evaluated, reported), folder = without_matplotlib
   left_out = 'left out: matplotlib is not installed (pip install matplotlib)\n'

@@ -57,6 +57,7 @@ def rows(draft, tiny, commands, tmp_path_factory):
   return {row['method']: row for row in found if row['category'] == 'overall'}
 
 
+@pytest.mark.nightly
 def test_rounds_without_drafts_are_most_where_drafts_are_never_kept(rows):
   assert rows['contrary']['acceptance_by_position'][0] == 0
   assert rows['contrary']['tokens_per_round'] == 1

@@ -62,6 +62,15 @@ def _generate(case, drafter, eos_ids):
   )
 
 
+@pytest.mark.nightly(
+  but=(
+    'Hydra++-eos_ids0',
+    'DSpark-eos_ids0',
+    'DSpark, gated-eos_ids0',
+    'DSpark, RNN-eos_ids0',
+    'MTP-eos_ids0',
+  )
+)
 @pytest.mark.parametrize('eos_ids', [(), (3,)])
 @pytest.mark.parametrize('name', _NAMES)
 def test_counts_are_those_of_decoding(name, eos_ids):

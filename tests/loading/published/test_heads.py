@@ -196,6 +196,7 @@ def test_the_first_heads_are_loaded_and_saved(tmp_path, name):
   folders.saved_again(tmp_path / 'saved', loaded, TARGET)
 
 
+@pytest.mark.nightly(but=('hydra',))
 @pytest.mark.parametrize('name', ['medusa', 'hydra'])
 def test_greedy_text_and_trees_are_the_targets(tmp_path, name):
   tensors = {'medusa': medusa_tensors, 'hydra': hydra_tensors}[name]()
