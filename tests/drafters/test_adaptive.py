@@ -127,6 +127,7 @@ def _advance(drafter, name, rounds):
   return state
 
 
+@pytest.mark.nightly(but=('tree',))
 @pytest.mark.parametrize('name', _DRAFTERS)
 def test_behind_rounds_that_were_left_out_it_drafts_as_ever(name):
   drafter = drafters.Adaptive(drafter=_DRAFTERS[name], policies=(_Seldom(),))
@@ -149,6 +150,7 @@ def _adaptive(name, policy):
   )
 
 
+@pytest.mark.nightly(but=('tree-fastest',))
 @pytest.mark.parametrize(
   ('name', 'policy'),
   [('chain', 'token'), ('eagle-3', 'entropy'), ('tree', 'fastest')],
@@ -162,21 +164,6 @@ def test_greedy_output_is_the_targets_own(name, policy):
     drafter=_adaptive(name, policy),
     verify=_rule(name),
     max_new_tokens=24,
-  )
-
-
-@pytest.mark.parametrize('policy', ['token', 'fastest'])
-def test_rows_are_the_same_in_any_batch(policy):
-  testing.assert_batch_invariant(
-    _params('chain'),
-    _PROMPTS,
-    _LENGTHS,
-    jax.random.key(2),
-    model=_TARGET,
-    drafter=_adaptive('chain', policy),
-    verify=verify.block,
-    sampling=Sampling(temperature=np.asarray([1.0, 0.0, 0.5])),
-    max_new_tokens=12,
   )
 
 

@@ -247,16 +247,6 @@ def test_blocks_of_a_batch_are_those_of_decoding():
     assert np.abs(found[i] - found[i - 1]).max() > 0.1
 
 
-def test_greedy_output_is_the_targets_own():
-  testing.assert_greedy_equal(
-    *(_params(), _PROMPTS, _LENGTHS),
-    model=_TARGET,
-    drafter=_DRAFTER,
-    verify=verify.block,
-    max_new_tokens=16,
-  )
-
-
 def test_scales_and_a_cap_of_the_logits():
   drafter = dataclasses.replace(
     _DRAFTER,

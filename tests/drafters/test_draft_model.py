@@ -137,32 +137,6 @@ def test_it_is_a_model_by_itself():
   assert set(np.unique(output.tokens)) <= set(_D2T)
 
 
-def test_greedy_output_is_the_targets_own():
-  testing.assert_greedy_equal(
-    _params(_CUT, 0.1),
-    _PROMPTS,
-    _LENGTHS,
-    model=_TARGET,
-    drafter=_CUT,
-    verify=verify.chain,
-    max_new_tokens=16,
-  )
-
-
-def test_rows_are_the_same_in_any_batch():
-  testing.assert_batch_invariant(
-    _params(_CUT, 0.1),
-    _PROMPTS,
-    _LENGTHS,
-    jax.random.key(2),
-    model=_TARGET,
-    drafter=_CUT,
-    verify=verify.block,
-    sampling=Sampling(temperature=np.asarray([1.0, 0.0, 0.5, 1.5]), top_k=6),
-    max_new_tokens=12,
-  )
-
-
 def test_only_what_it_does_not_share_is_stored():
   own = _params(_CUT)['drafter']
   shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
@@ -185,18 +159,6 @@ def test_it_begins_in_float32_whatever_the_target_is_in():
   )
 
 
-def test_a_target_of_another_dtype_is_refused():
-  half = dataclasses.replace(_TARGET, dtype='bfloat16')
-  params = _params(_WHOLE)
-  cast = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params['target'])
-  with pytest.raises(ValueError, match=r'bfloat16, but .* float32: load both'):
-    _generate(
-      params | {'target': cast},
-      dataclasses.replace(_WHOLE, model=half),
-      model=half,
-    )
-
-
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
@@ -214,15 +176,6 @@ def test_a_target_of_another_dtype_is_refused():
 def test_settings_out_of_range_are_refused(settings, message):
   with pytest.raises(ValueError, match=message):
     dataclasses.replace(_WHOLE, **settings)
-
-
-def test_parameters_that_are_missing_are_named():
-  with pytest.raises(ValueError, match=r"\['target'\], but DraftModel reads"):
-    _WHOLE.init({'target': {}}, 1, 8)
-  with pytest.raises(ValueError, match="give the target's parameters"):
-    _WHOLE.init_params(jax.random.key(0))
-  with pytest.raises(ValueError, match='d2t is None, but'):
-    _CUT.init_params(jax.random.key(0), _target_params())
 
 
 def test_it_is_equal_by_value():

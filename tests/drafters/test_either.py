@@ -165,6 +165,7 @@ def _kept(before, after):
   return np.where(of_round.any(axis=1), of_round.argmax(axis=1), -1)
 
 
+@pytest.mark.nightly(but=('mtp',))
 @pytest.mark.parametrize('name', [*_TRAINED, 'tli'])
 def test_the_trained_drafter_misses_nothing_of_remembered_rounds(name):
   drafter, states = _rounds(name)
@@ -199,6 +200,7 @@ def test_the_trained_drafter_misses_nothing_of_remembered_rounds(name):
   assert max(lengths) > drafter.trained.depth > min(lengths)
 
 
+@pytest.mark.nightly(but=('mtp',))
 @pytest.mark.parametrize('name', [*_TRAINED, 'tli'])
 def test_greedy_output_is_the_targets_own(name):
   model, _, _ = _scene(name)
@@ -359,24 +361,7 @@ def test_of_two_point_masses_the_draft_is_one():
   assert draft.tokens.tolist() == [[6, 7, -1], [2, 9, -1]]
 
 
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_rows_are_the_same_in_any_batch(temperature):
-  model, chain, params = _scene('chain')
-  # Here the trained drafter has the longer draft.
-  longer = dataclasses.replace(chain, num_draft_tokens=6)
-  testing.assert_batch_invariant(
-    _with_store(params, _store(model)),
-    _PROMPTS,
-    _LENGTHS,
-    jax.random.key(2),
-    model=model,
-    drafter=drafters.Either(remembered=_SUFFIX, trained=longer),
-    verify=verify.chain,
-    sampling=Sampling(temperature=temperature),
-    max_new_tokens=16,
-  )
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize('rule', [verify.chain, verify.block])
 def test_the_compiled_loop_follows_the_target(rule):
   """Covers rounds after learning, which the enumeration doesn't reach."""

@@ -48,31 +48,6 @@ def _params(name):
   }
 
 
-def _check(assertion, name, *arguments, **changes):
-  settings = {
-    'model': _TARGET,
-    'drafter': _DRAFTERS[name],
-    'verify': verify.block,
-    'max_new_tokens': 16,
-  }
-  assertion(
-    _params(name), _PROMPTS, _LENGTHS, *arguments, **(settings | changes)
-  )
-
-
-@_each
-def test_greedy_output_is_the_targets_own(name):
-  _check(testing.assert_greedy_equal, name)
-
-
-@_each
-def test_rows_are_the_same_in_any_batch(name):
-  mixed = Sampling(temperature=np.asarray([1.0, 0.0, 0.5, 1.5]), top_k=6)
-  _check(
-    testing.assert_batch_invariant, name, jax.random.key(2), sampling=mixed
-  )
-
-
 def _hidden(params, tokens):
   """Returns the target's hidden vectors of whole sequences, from scratch."""
   cache = _TARGET.init_cache(*tokens.shape)
@@ -92,6 +67,7 @@ def _through_prefix(drafter, params, hidden):
   return output.features[0][0]
 
 
+@pytest.mark.nightly(but=('hydra++',))
 @_each
 def test_a_round_leaves_the_true_hidden_vector_of_the_last_kept_token(name):
   params, drafter = _params(name), _DRAFTERS[name]
@@ -124,6 +100,7 @@ def test_a_round_leaves_the_true_hidden_vector_of_the_last_kept_token(name):
   assert kept == set(range(_K + 1))
 
 
+@pytest.mark.nightly(but=('hydra++',))
 @_each
 def test_training_sees_what_drafting_sees(name):
   params, drafter = _params(name), _DRAFTERS[name]
@@ -150,29 +127,6 @@ def test_training_sees_what_drafting_sees(name):
       state,
     )
     np.testing.assert_allclose(draft.probs, trained[:, t], atol=1e-5)
-
-
-def test_a_target_of_another_dtype_is_refused():
-  params = _params('hydra')
-  half = dataclasses.replace(_TARGET, dtype='bfloat16')
-  cast = lambda tree: jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
-  with pytest.raises(ValueError, match=r'bfloat16, but .* float32: load both'):
-    specsample.generate(
-      params | {'target': cast(params['target'])},
-      _PROMPTS,
-      _LENGTHS,
-      jax.random.key(0),
-      model=half,
-      drafter=dataclasses.replace(_DRAFTERS['hydra'], model=half),
-      verify=verify.block,
-      sampling=Sampling(),
-      max_new_tokens=4,
-    )
-
-
-def test_parameters_that_are_not_there_are_named():
-  with pytest.raises(ValueError, match=r"\['target'\], but Hydra reads"):
-    _DRAFTERS['hydra'].init({'target': {}}, 1, 8)
 
 
 @pytest.mark.parametrize(
@@ -211,14 +165,3 @@ def test_a_draft_vocabulary_that_is_none_is_refused(d2t, message):
     _DRAFTERS['medusa'].init_params(
       jax.random.key(0), _params('medusa')['target'], d2t
     )
-
-
-@_each
-def test_all_but_the_targets_part_is_trained(name):
-  drafter = _DRAFTERS[name]
-  shapes = lambda tree: jax.tree.map(lambda x: x.shape, tree)
-  assert shapes(drafter.abstract_params()) == shapes(_params(name)['drafter'])
-  trained = drafter.is_trained()
-  of_target = trained.pop('vocabulary', {})
-  assert all(jax.tree.leaves(trained))
-  assert not any(jax.tree.leaves(of_target))

@@ -240,33 +240,6 @@ def _tree_of(name):
   )
 
 
-@_each
-def test_greedy_output_is_the_targets_own(name):
-  testing.assert_greedy_equal(
-    _params(name),
-    _PROMPTS,
-    _LENGTHS,
-    model=_TARGET,
-    drafter=_tree_of(name),
-    verify=verify.tree,
-    max_new_tokens=16,
-  )
-
-
-def test_rows_are_the_same_in_any_batch():
-  testing.assert_batch_invariant(
-    _params('dspark'),
-    _PROMPTS,
-    _LENGTHS,
-    jax.random.key(2),
-    model=_TARGET,
-    drafter=_tree_of('dspark'),
-    verify=verify.tree,
-    sampling=Sampling(temperature=np.asarray([1.0, 0.0, 0.5, 1.5]), top_k=6),
-    max_new_tokens=12,
-  )
-
-
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [

@@ -35,6 +35,7 @@ _DRAFTERS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize('name', _DRAFTERS)
 def test_parameters_and_caches_have_that_shape(name):
   drafter = _DRAFTERS[name]
@@ -48,6 +49,7 @@ def test_parameters_and_caches_have_that_shape(name):
   assert cached and {(1, 1, 32, 6)} == set(cached)
 
 
+@pytest.mark.nightly(but=('eagle3',))
 @pytest.mark.parametrize('name', ['eagle3', 'dflash', 'hydra++'])
 def test_greedy_text_is_the_targets(name):
   drafter = _DRAFTERS[name]
@@ -88,6 +90,7 @@ _OF_SPARSE = {
 }
 
 
+@pytest.mark.nightly(but=('draft model',))
 @pytest.mark.parametrize('name', _OF_SPARSE)
 def test_drafters_of_latent_vectors_and_experts(name):
   drafter = _OF_SPARSE[name]
@@ -115,6 +118,7 @@ def test_drafters_of_latent_vectors_and_experts(name):
   np.testing.assert_allclose(draft.probs.sum(axis=-1), 1, rtol=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize('name', ['hydra++', 'dflash', 'dspark', 'eagle'])
 def test_their_own_layers_have_neither(name):
   shape = _OF_SPARSE[name].shape

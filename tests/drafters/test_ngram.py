@@ -111,19 +111,6 @@ def test_refuses_an_empty_tree(name):
     drafters.NgramTree(**settings)
 
 
-def test_output_of_several_branches_is_the_targets_own():
-  model = testing.HashModel(vocab_size=3)
-  testing.assert_greedy_equal(
-    {'target': {}},
-    np.tile([0, 1, 2, 0, 1], (3, 1)),
-    np.asarray([5, 3, 1]),
-    model=model,
-    drafter=drafters.NgramTree(num_branches=2, depth=3, min_ngram=1),
-    verify=verify.tree,
-    max_new_tokens=24,
-  )
-
-
 _widths_read: list[int] = []
 
 

@@ -3,13 +3,10 @@
 import dataclasses
 
 import jax
-import numpy as np
 import pytest
 
 from specsample import drafters
 from specsample import testing
-from specsample import tree
-from specsample import verify
 from specsample.training import eagle
 
 _V, _K = 12, 3
@@ -21,22 +18,6 @@ _DRAFTER = drafters.PEagle(
   mask_token_id=5,
   num_layers=2,
 )
-_PROMPTS = np.arange(4 * 6).reshape(4, 6) % _V
-_LENGTHS = np.asarray([6, 2, 5, 1])
-
-
-def test_a_tree_of_it_is_exact():
-  target = jax.tree.map(lambda x: 1.6 * x, _TARGET.init(jax.random.key(0)))
-  own = _DRAFTER.init_params(jax.random.key(1), target)
-  testing.assert_greedy_equal(
-    {'target': target, 'drafter': testing.with_noise(own, jax.random.key(2))},
-    _PROMPTS,
-    _LENGTHS,
-    model=_TARGET,
-    drafter=drafters.Tree(drafter=_DRAFTER, topology=tree.k_ary((2, 1, 2))),
-    verify=verify.tree,
-    max_new_tokens=16,
-  )
 
 
 @pytest.mark.parametrize(

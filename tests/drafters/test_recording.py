@@ -78,6 +78,7 @@ def _corrected(state, row):
   return np.flatnonzero(is_correction).tolist()
 
 
+@pytest.mark.nightly(but=('chain', 'tree'))
 @pytest.mark.parametrize('case', _CASES)
 def test_positions_are_those_of_corrections(case):
   state = _decoded(case)

@@ -286,22 +286,6 @@ def test_greedy_output_is_the_targets_own_whatever_the_stores_hold():
   assert rounds['both'] < rounds['own text']
 
 
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
-def test_rows_are_the_same_in_any_batch(temperature):
-  _, right, _ = _stores()
-  testing.assert_batch_invariant(
-    {'target': _target_params(), 'drafter': {'store': right}},
-    _PROMPTS,
-    _LENGTHS,
-    jax.random.key(2),
-    model=_TARGET,
-    drafter=_DRAFTER,
-    verify=verify.chain,
-    sampling=Sampling(temperature=temperature),
-    max_new_tokens=16,
-  )
-
-
 def test_with_shared_noise_the_store_changes_no_token_at_any_temperature():
   _, right, wrong = _stores()
   sampling = Sampling(temperature=np.asarray([1.0, 0.5, 1.5]))
@@ -313,6 +297,7 @@ def test_with_shared_noise_the_store_changes_no_token_at_any_temperature():
     assert output.proposed[:, 1:].sum() > 0
 
 
+@pytest.mark.nightly
 def test_the_compiled_loop_follows_the_target():
   """Covers rounds after learning, which the enumeration doesn't reach."""
   model = testing.HashModel(vocab_size=3)

@@ -106,9 +106,9 @@ def _write_texts(folder):
         'pieces': PIECES[name][:: 1 - 2 * i],
         'origins': ORIGINS[name],
         'rounds': ROUNDS[name],
+        # The second prompt's rule did not compute probabilities.
+        'probs': [] if i else [0.5] * len(ROUNDS[name]),
       }
-      # Files of older versions have no probabilities.
-      | ({'probs': [0.5] * len(ROUNDS[name])} if not i else {})
       for name in METHODS
     }
     one = {'id': str(i), 'category': category, 'text': text}

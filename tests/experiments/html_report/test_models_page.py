@@ -67,7 +67,7 @@ def test_memory_is_what_shapes_say(name):
 def test_every_family_is_there_with_its_file():
   rows = _rows('model_type')
   assert {
-    kind: f'{family.make.__module__.rpartition(".")[2]}.py'
+    kind: f'{family.fields.__module__.rpartition(".")[2]}.py'
     for kind, family in huggingface._FAMILIES.items()
   } == {
     kind.strip('`'): file.strip('`')
