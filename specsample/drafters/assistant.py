@@ -207,7 +207,8 @@ class Assistant(trainable.Trainable):
 
   def init_params(self, key, target_params=None, d2t=None):
     """Returns random parameters, whose unembedding is zero."""
-    del target_params, d2t
+    del target_params
+    self._check_number(d2t)
     return sharding.place(self._begin(key, None), self.param_axes())
 
   def init(self, params, batch_size, max_length):

@@ -118,6 +118,14 @@ class Trainable(Learnable):
     """The `models.transformer.Transformer` that gives the shape of layers."""
     return fields.plain_shape(self.layer_config or self.model)
 
+  def _check_number(self, d2t):
+    if (None if d2t is None else len(d2t)) != self.draft_vocab_size:
+      found = 'is None' if d2t is None else f'names {len(d2t)} tokens'
+      raise ValueError(
+        f'd2t {found}, but draft_vocab_size is {self.draft_vocab_size}: give '
+        'one id per token of the draft vocabulary, or None for both'
+      )
+
   def init_params(
     self,
     key: Array,
@@ -136,12 +144,7 @@ class Trainable(Learnable):
       ValueError: d2t does not name draft_vocab_size tokens of the target, the
         target's parameters are missing, or `own_unembedding` is set.
     """
-    if (None if d2t is None else len(d2t)) != self.draft_vocab_size:
-      found = 'is None' if d2t is None else f'names {len(d2t)} tokens'
-      raise ValueError(
-        f'd2t {found}, but draft_vocab_size is {self.draft_vocab_size}: give '
-        'one id per token of the draft vocabulary, or None for both'
-      )
+    self._check_number(d2t)
     if d2t is not None and target_params is None:
       raise ValueError(
         'target_params is None, but d2t takes the draft vocabulary from the '
