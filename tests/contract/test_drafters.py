@@ -1,0 +1,270 @@
+"""What every drafter must do, whatever it drafts by."""
+
+import dataclasses
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import specsample
+from specsample import drafters
+from specsample import testing
+from specsample import verify
+from specsample.loop.decoder import Decoder
+from specsample.sampling import Sampling
+from specsample.training import dflash
+from specsample.training import draft
+from specsample.training import eagle
+from specsample.training import heads
+from specsample.training import step
+from tests.contract import drafters as subjects
+
+_LENGTHS = np.asarray([6, 2, 5, 1])
+_MIXED = Sampling(temperature=np.asarray([1.0, 0.0, 0.5, 1.5]), top_k=6)
+# Which objective trains a kind; P-EAGLE and Assistant have none.
+_OBJECTIVES = {
+  drafters.Medusa: heads.HeadsObjective,
+  drafters.Hydra: heads.HeadsObjective,
+  drafters.DraftModel: draft.DraftObjective,
+  drafters.DFlash: dflash.DFlashObjective,
+  drafters.DSpark: dflash.DSparkObjective,
+  drafters.DFlash2: dflash.DFlash2Objective,
+  drafters.Eagle: eagle.FeatureObjective,
+  drafters.Eagle3: eagle.FeatureObjective,
+  drafters.MTP: eagle.FeatureObjective,
+}
+_each = pytest.mark.parametrize('name', subjects.NAMES)
+_each_kind = pytest.mark.parametrize('name', subjects.KINDS)
+
+
+def _prompts(model):
+  return np.arange(4 * 6).reshape(4, 6) % model.vocab_size
+
+
+@_each
+def test_draft_is_of_its_kind(name):
+  one = subjects.subject(name)
+  prompts = _prompts(one.model)
+  testing.assert_draft(
+    one.params,
+    prompts,
+    _LENGTHS,
+    jax.random.key(2),
+    sampling=Sampling(temperature=1.0),
+    **one.parts,
+  )
+
+
+@pytest.mark.nightly(
+  only=('Tree of *', 'MTP', 'EAGLE', 'P-EAGLE', 'Hydra', 'DSpark*', 'Assistant')
+)
+@_each
+def test_greedy_tokens_are_the_targets_own(name):
+  one = subjects.subject(name)
+  testing.assert_greedy_equal(
+    one.params, _prompts(one.model), _LENGTHS, max_new_tokens=16, **one.parts
+  )
+
+
+@pytest.mark.nightly(
+  but=(
+    'Chain',
+    'Ngram',
+    'Suffix',
+    'Hydra++',
+    'EAGLE-3',
+    'DFlash',
+    'DynamicTree*',
+  )
+)
+@_each
+def test_row_has_the_same_tokens_in_any_batch(name):
+  one = subjects.subject(name)
+  testing.assert_batch_invariant(
+    one.params,
+    _prompts(one.model),
+    _LENGTHS,
+    jax.random.key(2),
+    sampling=_MIXED,
+    max_new_tokens=12,
+    **one.parts,
+  )
+
+
+@pytest.mark.nightly(but=('MTP', 'DSpark', 'Hydra++'))
+@_each_kind
+def test_greedy_tokens_are_the_targets_own_in_bfloat16(name):
+  one = subjects.of_kind(name, 'bfloat16')
+  prompts, new = _prompts(one.model), 16
+  output = specsample.generate(
+    one.params,
+    prompts,
+    np.full(len(prompts), prompts.shape[1]),
+    jax.random.key(0),
+    sampling=Sampling(temperature=0.0),
+    max_new_tokens=new,
+    **one.parts,
+  )
+  tokens = np.concatenate([prompts, output.tokens], axis=1)
+  empty = one.model.init_cache(len(tokens), 0)
+  logits = one.model.apply(one.params['target'], tokens, empty)[0].logits
+  logits = np.asarray(logits[:, -new - 1 : -1], np.float32)
+  chosen = np.take_along_axis(logits, output.tokens[..., None], axis=-1)[..., 0]
+  # A pass over one token rounds differently from one over many.
+  np.testing.assert_allclose(chosen, logits.max(axis=-1), atol=0.1)
+
+
+@pytest.mark.nightly(but=('Hydra++-rule0', 'EAGLE-rule1', 'DFlash-rule2'))
+@pytest.mark.parametrize('rule', [verify.chain, verify.block, verify.coupled])
+@_each_kind
+def test_target_goes_on_alone_where_no_draft_is_allowed(name, rule):
+  one = subjects.of_kind(name)
+  if one.drafter.draft_vocab_size is None:
+    pytest.skip('it can draft all tokens')
+  bias = np.zeros(subjects.V, np.float32)
+  bias[subjects.D2T] = -np.inf
+  prompts = _prompts(one.model)
+  generate = lambda drafter: specsample.generate(
+    one.params,
+    prompts,
+    _LENGTHS,
+    jax.random.key(3),
+    model=one.model,
+    drafter=drafter,
+    verify=rule,
+    sampling=Sampling(temperature=1.0, logit_bias=bias),
+    max_new_tokens=12,
+  )
+  output = generate(one.drafter)
+  assert np.asarray(output.lengths).tolist() == [12] * len(prompts)
+  assert not np.isin(output.tokens, subjects.D2T).any()
+  assert np.asarray(output.rounds).tolist() == [12] * len(prompts)
+  if rule is verify.coupled:
+    plain = generate(drafters.NoDraft())
+    np.testing.assert_array_equal(output.tokens, plain.tokens)
+
+
+def _trainable():
+  return [
+    name
+    for name, kind in subjects.KINDS.items()
+    if type(kind.make(subjects.target(), subjects.K, None)) in _OBJECTIVES
+  ]
+
+
+@pytest.mark.nightly(but=('MTP', 'DSpark', 'Hydra'))
+@pytest.mark.parametrize('name', _trainable())
+def test_training_in_bfloat16_lowers_the_loss(name):
+  one = subjects.of_kind(name, 'bfloat16')
+  prompts = _prompts(one.model)
+  is_trained = {
+    'target': jax.tree.map(lambda _: False, one.params['target']),
+    'drafter': one.drafter.is_trained(),
+  }
+  optimizer = optax.adam(0.01)
+  state, frozen = step.init(one.params, is_trained, optimizer, 'bfloat16')
+  objective = _OBJECTIVES[type(one.drafter)](drafter=one.drafter)
+  losses = []
+  for _ in range(8):
+    state, report = step.train_step(
+      state,
+      frozen,
+      {'tokens': prompts, 'mask': np.ones(prompts.shape, bool)},
+      objective=objective,
+      optimizer=optimizer,
+      dtype='bfloat16',
+    )
+    losses.append(float(report['loss']))
+  assert losses[-1] < losses[0]
+  found = {x.dtype.name for x in jax.tree.leaves(state.trained)}
+  assert found == {'float32'}
+
+
+@_each_kind
+def test_parameters_have_the_shapes_that_it_states(name):
+  one = subjects.of_kind(name)
+  shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+  assert shapes(one.drafter.abstract_params()) == shapes(one.params['drafter'])
+
+
+@_each_kind
+def test_all_but_the_targets_vocabulary_is_trained(name):
+  trained = subjects.of_kind(name).drafter.is_trained()
+  of_target = trained.pop('vocabulary', {})
+  assert jax.tree.leaves(trained) and all(jax.tree.leaves(trained))
+  assert not any(jax.tree.leaves(of_target))
+
+
+@_each_kind
+def test_equal_settings_make_equal_drafters(name):
+  make = lambda: subjects.KINDS[name].make(
+    subjects.target(), subjects.K, subjects.D2T.size
+  )
+  assert make() == make() and hash(make()) == hash(make())
+
+
+_REFUSED = {
+  'no draft tokens': (
+    lambda drafter: dataclasses.replace(drafter, num_draft_tokens=0),
+    'num_draft_tokens is 0: give at least 1',
+  ),
+  'an empty draft vocabulary': (
+    lambda drafter: dataclasses.replace(drafter, draft_vocab_size=0),
+    'draft_vocab_size is 0: give',
+  ),
+  'a draft vocabulary of five and a half tokens': (
+    lambda drafter: dataclasses.replace(drafter, draft_vocab_size=5.5),
+    'draft_vocab_size is 5.5: give',
+  ),
+  'a draft vocabulary above the vocabulary': (
+    lambda drafter: dataclasses.replace(
+      drafter, draft_vocab_size=subjects.V + 1
+    ),
+    f'draft_vocab_size is {subjects.V + 1}',
+  ),
+  'no ids of the draft vocabulary': (
+    lambda drafter: dataclasses.replace(
+      drafter, draft_vocab_size=subjects.D2T.size
+    ).init_params(jax.random.key(0), subjects.subject('Skip').params['target']),
+    f'd2t is None, but draft_vocab_size is {subjects.D2T.size}',
+  ),
+  'ids without a draft vocabulary': (
+    lambda drafter: dataclasses.replace(
+      drafter, draft_vocab_size=None
+    ).init_params(jax.random.key(0), d2t=subjects.D2T),
+    f'd2t names {subjects.D2T.size} tokens, but draft_vocab_size is None',
+  ),
+  'no parameters': (
+    lambda drafter: drafter.init({'target': {}}, 1, 8),
+    re.escape("['target'], but") + r' \w+ reads',
+  ),
+}
+
+
+@pytest.mark.parametrize('case', _REFUSED)
+@_each_kind
+def test_bad_settings_and_parameters_are_refused(name, case):
+  act, message = _REFUSED[case]
+  # An assistant has no vocabulary of its own.
+  if name == 'Assistant' and case == 'no ids of the draft vocabulary':
+    message = 'draft_vocab_size is 7: give None'
+  with pytest.raises(ValueError, match=message):
+    act(subjects.of_kind(name, draft_vocab_size=None).drafter)
+
+
+@_each_kind
+def test_parameters_of_another_dtype_than_the_targets_are_refused(name):
+  half = subjects.of_kind(name, 'bfloat16')
+  params = half.params | {'drafter': subjects.of_kind(name).params['drafter']}
+  with pytest.raises(ValueError, match=r'bfloat16, but .* float32: load both'):
+    specsample.prefill(
+      Decoder(half.model, half.drafter, half.verify),
+      params,
+      _prompts(half.model),
+      _LENGTHS,
+      jax.random.key(0),
+      sampling=Sampling(),
+      max_new_tokens=4,
+    )
