@@ -121,8 +121,7 @@ def test_there_are_as_many_tokens_as_asked_for(made, all_dialogues, data):
   assert answers - last < _TOKENS
   total, rates = made.ended.out.splitlines()
   assert total == (
-    f'{answers:,} tokens of answers in {len(data.shards)} shards: '
-    f'{made.folder}'
+    f'{answers:,} tokens of answers in {len(data.shards)} shards: {made.folder}'
   )
   assert re.fullmatch(
     r'[\d,]+ answer tokens per second; [\d,]+ rows per second including the '
