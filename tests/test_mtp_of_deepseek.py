@@ -250,7 +250,7 @@ def test_modules_of_another_family_are_refused(folder, tmp_path):
   stored = json.loads((tmp_path / 'config.json').read_text())
   stored |= {'num_nextn_predict_layers': 1}
   (tmp_path / 'config.json').write_text(json.dumps(stored))
-  with pytest.raises(ValueError, match="modules of model_type 'llama'"):
+  with pytest.raises(ValueError, match="as model_type 'llama' has them"):
     specsample.load_drafter(tmp_path, specsample.load(folder))
 
 

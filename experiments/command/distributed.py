@@ -50,24 +50,25 @@ def define_flags() -> None:
     None,
     'host:port of process 0; the port must be free.',
   )
-  for name, default, least, text in (
-    ('num_processes', None, 1, 'How many processes there are.'),
-    ('process_id', None, 0, 'The number of this process, from 0.'),
-    (
-      'initialization_timeout',
-      50,
-      1,
-      'Seconds within which all processes have to connect.',
-    ),
-    (
-      'heartbeat_timeout',
-      100,
-      1,
-      'Seconds after which a silent process counts as dead, and all processes '
-      'end.',
-    ),
-  ):
-    flags.DEFINE_integer(name, default, text, lower_bound=least)
+  flags.DEFINE_integer(
+    'num_processes', None, 'How many processes there are.', lower_bound=1
+  )
+  flags.DEFINE_integer(
+    'process_id', None, 'The number of this process, from 0.', lower_bound=0
+  )
+  flags.DEFINE_integer(
+    'initialization_timeout',
+    50,
+    'Seconds within which all processes have to connect.',
+    lower_bound=1,
+  )
+  flags.DEFINE_integer(
+    'heartbeat_timeout',
+    100,
+    'Seconds after which a silent process counts as dead, and all processes '
+    'end.',
+    lower_bound=1,
+  )
   flags.register_validator(
     'coordinator_address',
     lambda value: value is None or value.rpartition(':')[2].isdigit(),

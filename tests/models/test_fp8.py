@@ -5,7 +5,6 @@
 
 import json
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.torch
@@ -14,6 +13,7 @@ import transformers
 
 import specsample
 from specsample import files
+from specsample.models import config as config_lib
 from specsample.models import quantised
 from specsample.models import safetensors_file
 from tests.models import fp8_by_hand
@@ -34,8 +34,9 @@ def test_parts_are_those_of_the_matrix(tmp_path, dtype):
   stored = {'x': coded, 'x_scale_inv': scale, 'y': torch.arange(3.0)}
   safetensors.torch.save_file(stored, path)
   found = safetensors_file.read_header(files.at(path))
-  form = quantised.Fp8((5, 7))
-  file = form.dequantised(found, jnp.dtype(dtype))
+  coding = {'quant_method': 'fp8', 'weight_block_size': [5, 7]}
+  config = config_lib.Config({'quantization_config': coding}, 'config.json')
+  file = quantised.opened(config, found, 'folder', dtype).tensors()
   shapes = {name: tensor.shape for name, tensor in file.items()}
   assert shapes == {'x': (23, 19), 'y': (3,)}
   np.testing.assert_array_equal(file['y'][slice(1, 3),], [1, 2])

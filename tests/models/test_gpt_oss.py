@@ -59,8 +59,10 @@ def test_parts_of_4_bits_are_those_of_the_matrices(tmp_path):
   stored = {'x_blocks': blocks, 'x_scales': scales, 'y': torch.arange(3.0)}
   safetensors.torch.save_file(stored, path)
   found = safetensors_file.read_header(files.at(path))
+  coding = {'quantization_config': {'quant_method': 'mxfp4'}}
+  config = config_lib.Config(coding, 'config.json')
   for dtype in ('float32', 'bfloat16'):
-    file = quantised.Mxfp4().dequantised(found, jnp.dtype(dtype))
+    file = quantised.opened(config, found, 'folder', dtype).tensors()
     shapes = {name: tensor.shape for name, tensor in file.items()}
     assert shapes == {'x': (3, 96, 6), 'y': (3,)}
     np.testing.assert_array_equal(file['y'][slice(1, 3),], [1, 2])
