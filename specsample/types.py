@@ -52,9 +52,36 @@ def pytree(cls):
 
   Fields declared with `static()` are part of the tree's structure, so changing
   one of them causes a new trace.
+
+  Classes that `jax.tree_util.register_dataclass` registers have equal
+  structures if their static fields are equal (jaxlib 0.10.2). Where the hashes
+  of two such structures are close, `jit` runs the program of the other class.
   """
   cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-  return jax.tree_util.register_dataclass(cls)
+  fields = dataclasses.fields(cls)
+  static_names = [x.name for x in fields if x.metadata.get('static')]
+  names = [x.name for x in fields if not x.metadata.get('static')]
+  keys = [jax.tree_util.GetAttrKey(name) for name in names]
+
+  def flatten(node):
+    values = vars(node)
+    static_values = tuple([values[name] for name in static_names])
+    return [values[name] for name in names], static_values
+
+  def flatten_with_keys(node):
+    children, static_values = flatten(node)
+    return [*zip(keys, children, strict=True)], static_values
+
+  def unflatten(static_values, children):
+    return cls(
+      **dict(zip(names, children, strict=True)),
+      **dict(zip(static_names, static_values, strict=True)),
+    )
+
+  jax.tree_util.register_pytree_with_keys(
+    cls, flatten_with_keys, unflatten, flatten
+  )
+  return cls
 
 
 class DraftKind(enum.Enum):
