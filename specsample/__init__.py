@@ -6,6 +6,8 @@ from specsample import policies
 from specsample import sharding
 from specsample import stats
 from specsample import verify
+from specsample.answer import Answer
+from specsample.answer import generate_text
 from specsample.choosing.choice import auto
 from specsample.choosing.choice import Choice
 from specsample.constraint import Constraint
@@ -42,6 +44,7 @@ from specsample.vocabularies.vocab_map import map_vocabulary
 from specsample.vocabularies.vocab_map import VocabMap
 
 __all__ = [
+  'Answer',
   'Choice',
   'Constraint',
   'Decoder',
@@ -67,6 +70,7 @@ __all__ = [
   'finish',
   'generate',
   'generate_all',
+  'generate_text',
   'load',
   'load_drafter',
   'load_store',
