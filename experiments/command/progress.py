@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 import contextlib
-import datetime
 import sys
 import time
 
@@ -21,6 +20,8 @@ Meter = Callable[[int, str], None]
 
 # Seconds between two lines if there is no terminal.
 _LINE_SECONDS = 30
+# The same, if the lines are limited in number.
+_LONGEST_SILENCE = 300
 # The rate is measured over this many of the last seconds.
 _RATE_SECONDS = 600
 
@@ -68,11 +69,11 @@ class Stages(contextlib.AbstractContextManager):
 
 @contextlib.contextmanager
 def bar(total: int) -> Iterator[Step]:
-  """Shows a progress bar of `total` steps; without a terminal, a line per step.
+  """Shows a progress bar of `total` steps; without a terminal, ten lines.
 
   Yields a function to call with a step's description before the step begins.
   """
-  with meter(total, 0, '', seconds=0) as move:
+  with meter(total, 0, '', lines=10) as move:
     begun = 0
 
     def step(description: str) -> None:
@@ -85,14 +86,15 @@ def bar(total: int) -> Iterator[Step]:
 
 @contextlib.contextmanager
 def meter(
-  total: int, done: int, unit: str, *, seconds: float = _LINE_SECONDS
+  total: int, done: int, unit: str, *, lines: int | None = None
 ) -> Iterator[Meter]:
   """Shows a bar of `total` units with their rate and the time left.
 
   Of several processes only the first one shows it. Without a terminal, it
-  prints a line when `seconds` have passed since the last one. `done` units are
-  done when the run begins; the rate is measured from the first units that this
-  run finishes, because the time before that is compilation.
+  prints a line every 30 seconds or, with `lines`, so many in all and at least
+  one in five minutes. `done` units are done when the run begins; the rate is
+  measured from the first units that this run finishes, because the time before
+  that is compilation.
   """
   if not distributed.is_first():
     yield lambda _, __: None
@@ -107,15 +109,20 @@ def meter(
     speed_estimate_period=_RATE_SECONDS,
     get_time=time.monotonic,
   )
+  seconds = _LINE_SECONDS if lines is None else _LONGEST_SILENCE
   next_line = time.monotonic()
+  next_done = 0.0
   with shown:
     task = shown.add_task('', total=total, completed=done, unit=unit)
 
     def move(done: int, description: str) -> None:
-      nonlocal next_line
+      nonlocal next_line, next_done
       cli.check_interrupted()
       shown.update(task, completed=done, description=description)
-      if not is_terminal and time.monotonic() >= next_line:
+      is_due = time.monotonic() >= next_line
+      if lines is not None and done >= next_done:
+        is_due, next_done = True, done + total / lines
+      if not is_terminal and is_due:
         next_line = time.monotonic() + seconds
         print(_line(shown.tasks[task]), file=sys.stderr, flush=True)
 
@@ -131,12 +138,21 @@ class _Text(rich.progress.ProgressColumn):
 
 
 def _line(task: rich.progress.Task) -> str:
-  """Returns '400/900 tokens, 20 tokens/s, 0:00:25 left, what is under way'."""
+  """Returns '400/900 tokens, 20 tokens/s, 25s left, what is under way'."""
   unit = task.fields['unit']
   parts = [f'{task.completed:,.0f}/{task.total:,.0f} {unit}'.rstrip()]
   speed, seconds = task.speed, task.time_remaining
   if unit and speed:
     parts.append(f'{speed:,.{0 if speed >= 10 else 2}f} {unit}/s')
   if seconds:
-    parts.append(f'{datetime.timedelta(seconds=round(seconds))} left')
+    parts.append(f'{_duration(round(seconds))} left')
   return ', '.join([*parts, task.description])
+
+
+def _duration(seconds: int) -> str:
+  """Returns '25s', '2m30s' or '1h05m'."""
+  minutes, rest = divmod(seconds, 60)
+  hours, minutes = divmod(minutes, 60)
+  if hours:
+    return f'{hours}h{minutes:02}m'
+  return f'{minutes}m{rest:02}s' if minutes else f'{rest}s'

@@ -18,22 +18,23 @@ def test_the_time_before_the_first_units_is_in_no_rate(monkeypatch, capsys):
     meter(660, 'shard 1')
   assert capsys.readouterr().err.splitlines() == [
     '109/1,000 tokens, shard 0',
-    '459/1,000 tokens, 10 tokens/s, 0:00:55 left, shard 0',
+    '459/1,000 tokens, 10 tokens/s, 55s left, shard 0',
     '460/1,000 tokens, shard 1',
-    '660/1,000 tokens, 4.00 tokens/s, 0:01:25 left, shard 1',
+    '660/1,000 tokens, 4.00 tokens/s, 1m25s left, shard 1',
   ]
 
 
-def test_each_step_has_a_line(monkeypatch, capsys):
+def test_there_are_ten_lines_and_one_in_five_minutes(monkeypatch, capsys):
   now = [0.0]
   monkeypatch.setattr(progress.time, 'monotonic', lambda: now[0])
-  with progress.bar(4) as step:
-    for name in ('[red]', 'b', 'c', 'd'):
-      step(name)
-      now[0] += 10
-  assert capsys.readouterr().err.splitlines() == [
-    '0/4, [red]',
-    '1/4, b',
-    '2/4, 0:00:20 left, c',
-    '3/4, 0:00:10 left, d',
+  with progress.bar(40) as step:
+    for i in range(40):
+      step(f'[step] {i}')
+      now[0] += 300 if i == 9 else 90
+  lines = capsys.readouterr().err.splitlines()
+  assert [line.partition('/')[0] for line in lines] == [
+    *('0', '4', '8', '10', '12', '16', '20', '24', '28', '32', '36')
   ]
+  assert lines[0] == '0/40, [step] 0'
+  assert lines[2] == '8/40, 48m00s left, [step] 8'
+  assert lines[-1].endswith('m00s left, [step] 36')
