@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Lints, type-checks and tests. Arguments go to pytest, for example
 #   ./test.sh tests/verify -k block
-# With --all, also the tests that are marked as nightly.
+# With --all, also the tests that are marked as slow, as CI does; with --nightly,
+# also those that are marked as nightly.
 # pytest runs last and whatever came before it; the exit status is that of the
 # first step that failed.
 set -euo pipefail

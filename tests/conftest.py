@@ -3,7 +3,11 @@
 import collections
 import fnmatch
 import gc
+import importlib.util
 import pathlib
+import re
+import threading
+import time
 
 import gguf
 import jax
@@ -16,6 +20,10 @@ from specsample.loop import refill
 from specsample.models import rotary
 from specsample.models import transformer
 
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_found_after: dict[str, str] = {}  # what there is, by the first file after it
+# Processes that outlive what started them, one for all.
+_KEPT = ('template_process', 'resource_tracker', 'forkserver')
 # First what takes no compiler, then the rules, and behind them what takes long,
 # longest first: the shorter files fill up what is left to do.
 _FIRST = (
@@ -31,22 +39,57 @@ _FIRST = (
 
 def pytest_addoption(parser):
   parser.addoption(
-    '--all', action='store_true', help='also run the tests marked as nightly'
+    '--all', action='store_true', help='also run the tests marked as slow'
+  )
+  parser.addoption(
+    '--nightly',
+    action='store_true',
+    help='also run the tests marked as slow or nightly',
+  )
+
+
+def pytest_ignore_collect(collection_path):
+  """Leaves out the files that import torch where it is not installed."""
+  is_file = collection_path.suffix == '.py'
+  if not is_file or importlib.util.find_spec('torch'):
+    return None
+  return True if _needs_torch(collection_path) else None
+
+
+def pytest_report_header():
+  if importlib.util.find_spec('torch'):
+    return None
+  return 'torch is not installed: files that compare with it are left out'
+
+
+def _needs_torch(path):
+  source = path.read_text('utf-8')
+  helpers = re.findall(
+    r'^from (tests[.\w]*) import (\w+)$', source, re.MULTILINE
+  )
+  paths = [_ROOT.joinpath(*f'{a}.{b}'.split('.')) for a, b in helpers]
+  files = [path.with_suffix('.py') for path in paths]
+  return bool(re.search(r'^\s*import torch\b', source, re.MULTILINE)) or any(
+    _needs_torch(file) for file in files if file.is_file()
   )
 
 
 def pytest_collection_modifyitems(config, items):
-  """Deselects nightly tests, unless all or one by name are wanted, and sorts.
+  """Deselects slow and nightly tests, unless they are wanted, and sorts.
 
-  `@pytest.mark.nightly` marks a test, with `but` or `only` some of its
-  parameters: those whose ids fit one of these patterns.
+  `@pytest.mark.slow` marks a test, with `but` or `only` some of its parameters:
+  those whose ids fit one of these patterns. A test that is named always runs.
   """
-  is_named = any('::' in str(argument) for argument in config.args)
-  if not is_named:
+  if not any('::' in str(argument) for argument in config.args):
     _check_marks(items)
-  if not is_named and not config.getoption('--all'):
-    config.hook.pytest_deselected(items=list(filter(_is_nightly, items)))
-    items[:] = [item for item in items if not _is_nightly(item)]
+    marks = {'slow', 'nightly'}
+    if config.getoption('--all'):
+      marks = {'nightly'}
+    if config.getoption('--nightly'):
+      marks = set()
+    is_left_out = lambda item: any(_is_marked(item, mark) for mark in marks)
+    config.hook.pytest_deselected(items=list(filter(is_left_out, items)))
+    items[:] = [item for item in items if not is_left_out(item)]
   folder = pathlib.Path(__file__).parent
   items.sort(key=lambda item: _turn(str(item.path.relative_to(folder))))
   # These objects live until the end, so the garbage collector can skip them.
@@ -54,12 +97,12 @@ def pytest_collection_modifyitems(config, items):
   gc.freeze()
 
 
-def _is_nightly(item):
+def _is_marked(item, name):
   return any(
     _fits(item, mark.kwargs['only'])
     if 'only' in mark.kwargs
     else not _fits(item, mark.kwargs.get('but', ()))
-    for mark in item.iter_markers('nightly')
+    for mark in item.iter_markers(name)
   )
 
 
@@ -74,8 +117,9 @@ def _check_marks(items):
   for item in items:
     of_tests[item.nodeid.partition('[')[0]].append(item)
   for name, found in of_tests.items():
-    for mark in found[0].iter_markers('nightly'):
-      for patterns in mark.kwargs.values():
+    for mark in found[0].iter_markers():
+      of_mark = mark.kwargs if mark.name in ('slow', 'nightly') else {}
+      for patterns in of_mark.values():
         for pattern in patterns:
           if not any(_fits(item, [pattern]) for item in found):
             raise pytest.UsageError(f'{name} has no parameters {pattern!r}')
@@ -92,6 +136,47 @@ def _drop_executables():
   """Drops each file's executables: Linux allows only 65530 mappings."""
   yield
   jax.clear_caches()
+
+
+@pytest.fixture(scope='session', autouse=True)
+def _nothing_is_left():
+  """Fails where tests leave threads, processes or files; names their file."""
+  before = _left()
+  yield
+  gc.collect()
+  deadline = time.monotonic() + 5
+  while (more := _left() - before) and time.monotonic() < deadline:
+    time.sleep(0.05)
+  assert not more, [f'{_found_after.get(x)} left {x}' for x in sorted(more)]
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _note_what_is_left(request):
+  """Notes what there is after each file, some of it until the end."""
+  yield
+  for what in _left():
+    _found_after.setdefault(what, request.node.name)
+
+
+def _left():
+  """Returns this process's threads and children, and the root's files."""
+  threads = {f'thread {x.name}' for x in threading.enumerate() if not x.daemon}
+  # Pools of libraries keep theirs.
+  threads = {name for name in threads if 'ThreadPoolExecutor' not in name}
+  children = set()
+  for tasks in pathlib.Path('/proc/self/task').glob('*/children'):
+    for child in tasks.read_text().split():
+      words = pathlib.Path(f'/proc/{child}/cmdline')
+      # A child without words has ended.
+      command = words.read_text() if words.exists() else ''
+      if command and not any(kept in command for kept in _KEPT):
+        children.add(f'process {child}: {command.replace(chr(0), " ")}')
+  files = {
+    f'file {path.name}'
+    for path in _ROOT.iterdir()
+    if not path.name.startswith('.')
+  }
+  return threads | children | files
 
 
 @pytest.fixture(scope='session')
