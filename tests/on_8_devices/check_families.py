@@ -17,19 +17,10 @@ from specsample.models import attention
 from specsample.models import experts
 from specsample.models import gated_delta
 from specsample.models import int8
-from specsample.models import transformer
+from tests.on_8_devices import small
 
-_LLAMA = transformer.Transformer(
-  # More than 256 tokens, so that they are drawn in two steps.
-  vocab_size=320,
-  num_layers=2,
-  dim=32,
-  num_heads=8,
-  num_kv_heads=2,
-  head_dim=8,
-  mlp_dim=48,
-  max_length=128,
-)
+# More than 256 tokens, so that they are drawn in two steps.
+_LLAMA = small.target(320, num_layers=2)
 _EXPERTS = experts.Experts(num_experts=6, num_per_token=2, mlp_dim=16)
 _MODELS = {
   'gemma': dataclasses.replace(
@@ -156,11 +147,7 @@ def test_tokens_are_those_of_one_device(name, is_int8, shape, explicit):
   model, params, axes, expected = _on_one_device(name, is_int8)
   with jax.set_mesh(sharding.make_mesh(*shape, explicit=explicit)):
     found = _generate(sharding.place(params, axes), model)
-  for field in ('tokens', 'lengths', 'origin', 'accepted', 'stop_reason'):
-    np.testing.assert_array_equal(
-      getattr(found, field), getattr(expected, field), field
-    )
-  np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-4)
+  small.assert_same(found, expected)
 
 
 @pytest.mark.parametrize('size', [280, 400])

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import socket
@@ -46,47 +45,21 @@ _MATRICES = {
 }
 
 
-def _write(folder, sizes, draw):
-  """Writes a model as safetensors, one file per layer and one for the rest."""
-  dim, width = sizes['hidden_size'], sizes['intermediate_size']
-  heads = sizes['num_attention_heads']
-  kv_dim = dim // heads * sizes['num_key_value_heads']
-  shapes = [(dim, dim), (kv_dim, dim), (kv_dim, dim), (dim, dim)]
-  shapes += [(width, dim), (width, dim), (dim, width)]
-  vocabulary = (sizes['vocab_size'], dim)
-  parts = [
-    {
-      'model.embed_tokens.weight': draw(vocabulary),
-      'lm_head.weight': draw(vocabulary),
-      'model.norm.weight': draw((dim,)),
-    }
-  ]
-  for i in range(sizes['num_hidden_layers']):
-    prefix = f'model.layers.{i}.'
-    names = zip(_MATRICES.values(), shapes, strict=True)
-    layer = {f'{prefix}{name}.weight': draw(shape) for name, shape in names}
-    for norm in ('input', 'post_attention'):
-      layer[f'{prefix}{norm}_layernorm.weight'] = draw((dim,))
-    parts.append(layer)
-  folder.mkdir()
-  shard_of = {}
-  for i, part in enumerate(parts):
-    safetensors.numpy.save_file(part, folder / f'model-{i}.safetensors')
-    shard_of |= dict.fromkeys(part, f'model-{i}.safetensors')
-  index = folder / 'model.safetensors.index.json'
-  index.write_text(json.dumps({'weight_map': shard_of}))
-  config = sizes | {'model_type': 'llama', 'rms_norm_eps': 1e-5}
-  (folder / 'config.json').write_text(json.dumps(config))
+def _write(folder, **changes):
+  """Writes a random Llama as safetensors, in several files if it is small."""
+  config = transformers.LlamaConfig(**_SIZES | changes)
+  model = transformers.LlamaForCausalLM(config)
+  model.save_pretrained(folder, max_shard_size='5GB' if changes else '40KB')
+  (folder / 'generation_config.json').unlink()
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """A tiny model in three safetensors files, also found at gs://bucket."""
+  """A tiny model in several safetensors files, also found at gs://bucket."""
   root = tmp_path_factory.mktemp('root')
-  rng = np.random.default_rng(0)
-  draw = lambda shape: rng.normal(size=shape).astype(np.float32)
   (root / 'bucket').mkdir()
-  _write(root / 'bucket' / 'model', _SIZES, draw)
+  _write(root / 'bucket' / 'model')
+  assert len(list(root.glob('bucket/model/*.safetensors'))) > 1
   return root / 'bucket' / 'model'
 
 
@@ -130,24 +103,25 @@ def test_a_mesh_holds_the_parameters_of_one_device(folder, whole, mesh):
   assert key.addressable_shards[0].data.shape == (32, 8)
 
 
-def test_matrices_of_8_bits_are_divided_too(folder, tmp_path):
-  plain = tmp_path / 'plain'
-  fp8_by_hand.write(folder, tmp_path / 'fp8', (7, 5), plain=plain)
-  expected = _on_one_device(plain)
-  with _mesh(2, 4):
-    _assert_placed(specsample.load(tmp_path / 'fp8'), expected)
+def _write_fp8(folder, stored, plain):
+  fp8_by_hand.write(folder, stored, (7, 5), plain=plain)
 
 
-def test_experts_of_4_bits_are_divided_too(tmp_path):
-  config = transformers.GptOssConfig(
-    **_SIZES | {'intermediate_size': 64, 'head_dim': 8, 'num_local_experts': 4}
-  )
-  wide, plain = tmp_path / 'wide', tmp_path / 'plain'
+def _write_mxfp4(folder, stored, plain):
+  sizes = _SIZES | {'intermediate_size': 64}
+  config = transformers.GptOssConfig(**sizes, head_dim=8, num_local_experts=4)
+  wide = stored.with_name('wide')
   transformers.GptOssForCausalLM(config).save_pretrained(wide)
-  mxfp4_by_hand.write(wide, tmp_path / 'mxfp4', plain=plain)
+  mxfp4_by_hand.write(wide, stored, plain=plain)
+
+
+@pytest.mark.parametrize('write', [_write_fp8, _write_mxfp4])
+def test_matrices_of_few_bits_are_divided_too(folder, tmp_path, write):
+  stored, plain = tmp_path / 'stored', tmp_path / 'plain'
+  write(folder, stored, plain)
   expected = _on_one_device(plain)
   with _mesh(2, 4):
-    _assert_placed(specsample.load(tmp_path / 'mxfp4'), expected)
+    _assert_placed(specsample.load(stored), expected)
 
 
 def test_weights_of_a_gguf_file_are_divided_too(folder, tmp_path, write_gguf):
@@ -260,16 +234,14 @@ print(peak() - before, held, max(leaf.nbytes for leaf in leaves))
 
 
 def test_loading_takes_three_tensors_more_memory_than_the_shards(tmp_path):
-  sizes = {
-    'vocab_size': 4096,
-    'hidden_size': 1024,
-    'num_hidden_layers': 2,
-    'num_attention_heads': 8,
-    'num_key_value_heads': 8,
-    'intermediate_size': 12288,
-    'max_position_embeddings': 64,
-  }
-  _write(tmp_path / 'model', sizes, lambda shape: np.ones(shape, np.float32))
+  _write(
+    tmp_path / 'model',
+    vocab_size=4096,
+    hidden_size=1024,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    intermediate_size=12288,
+  )
   # A process starts with its parent's peak memory, so the parent has to be a
   # shell, not this process.
   command = ['sh', '-c', '"$@"; exit', 'sh', sys.executable, '-c', _PEAK]
