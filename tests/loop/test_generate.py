@@ -1,8 +1,9 @@
-"""`generate`: invariance of a row's tokens, and compilation."""
+"""`generate`: what a row's tokens depend on, how often it compiles, and jit."""
 
-import dataclasses
+import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,84 +11,32 @@ import specsample
 from specsample import drafters
 from specsample import verify
 from specsample.loop import decode
-from specsample.loop.decoder import Decoder
-from specsample.testing import hash_model
+from tests.loop import scene
+from tests.loop.scene import CHAIN
+from tests.loop.scene import generate
+from tests.loop.scene import PARAMS
+from tests.loop.scene import rows
+from tests.loop.scene import TARGET
+from tests.loop.scene import VOCAB
 
-VOCAB = 16
-TARGET = hash_model.HashModel(vocab_size=VOCAB, seed=3)
-CHAIN = drafters.Chain(
-  model=dataclasses.replace(TARGET, noise=0.3), num_draft_tokens=3
-)
-NGRAM = drafters.Ngram(num_draft_tokens=4, min_ngram=1)
-SKIP = drafters.Skip(model=TARGET, layers=(0, 1, 2), num_draft_tokens=2)
-DRAFTERS = {
+_DRAFTERS = {
   'none': drafters.NoDraft(),
   'chain': CHAIN,
-  'ngram': NGRAM,
-  'skip': SKIP,
+  'ngram': scene.NGRAM,
+  'skip': drafters.Skip(model=TARGET, layers=(0, 1, 2), num_draft_tokens=2),
 }
-VERIFIERS = {
-  'chain': verify.chain,
-  'block': verify.block,
-  'coupled': verify.coupled,
-}
-PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [5], list(range(12)), [9, 9, 9]]
-PARAMS = {'target': {}, 'drafter': {}}
 
 
-def generate(prompts=PROMPTS, seed=0, **kwargs):
-  padded, lengths = specsample.pad_prompts(prompts)
-  settings = {
-    'model': TARGET,
-    'drafter': CHAIN,
-    'verify': verify.chain,
-    'sampling': specsample.Sampling(temperature=1.0),
-    'max_new_tokens': 12,
-  } | kwargs
-  key = jax.random.key(seed)
-  return specsample.generate(PARAMS, padded, lengths, key, **settings)
-
-
-def rows(output):
-  return [
-    row[:length].tolist()
-    for row, length in zip(
-      np.asarray(output.tokens), np.asarray(output.lengths), strict=True
-    )
-  ]
-
-
-@pytest.mark.nightly(
-  but=('none-chain', 'chain-chain', 'ngram-block', 'skip-coupled')
-)
-@pytest.mark.parametrize('rule', VERIFIERS)
-@pytest.mark.parametrize('drafter', DRAFTERS)
-def test_greedy_equals_autoregressive(drafter, rule):
-  greedy = specsample.Sampling(temperature=0.0)
-  plain = generate(drafter=drafters.NoDraft(), sampling=greedy)
-  output = generate(
-    drafter=DRAFTERS[drafter], verify=VERIFIERS[rule], sampling=greedy
-  )
-  assert rows(output) == rows(plain)
-  np.testing.assert_array_equal(output.log_probs, plain.log_probs)
-
-
-@pytest.mark.parametrize('drafter', DRAFTERS)
+@pytest.mark.parametrize('drafter', _DRAFTERS)
 def test_coupled_equals_plain_sampling(drafter):
-  sampling = specsample.Sampling(temperature=0.9, top_p=0.95)
-  for seed in range(20):
-    plain = generate(
-      seed=seed,
-      drafter=drafters.NoDraft(),
-      verify=verify.coupled,
-      sampling=sampling,
-    )
-    output = generate(
-      seed=seed,
-      drafter=DRAFTERS[drafter],
-      verify=verify.coupled,
-      sampling=sampling,
-    )
+  run = functools.partial(
+    generate,
+    verify=verify.coupled,
+    sampling=specsample.Sampling(temperature=0.9, top_p=0.95),
+  )
+  for seed in range(10):
+    plain = run(seed=seed, drafter=drafters.NoDraft())
+    output = run(seed=seed, drafter=_DRAFTERS[drafter])
     assert rows(output) == rows(plain)
 
 
@@ -98,81 +47,36 @@ def test_speculation_accepts_what_a_perfect_drafter_drafts():
   assert list(output.rounds) == [3, 3, 3, 3]  # 12 tokens, 4 per round
 
 
-def test_row_is_the_same_alone_padded_and_permuted():
-  together = rows(generate())
-  for i, prompt in enumerate(PROMPTS):
-    alone = generate([prompt], request_ids=np.asarray([i], np.int32))
-    assert rows(alone) == [together[i]]
-  longer = generate([*PROMPTS, list(range(VOCAB)) * 9])
-  assert rows(longer)[: len(PROMPTS)] == together
-  order = [2, 0, 3, 1]
-  permuted = generate(
-    [PROMPTS[i] for i in order], request_ids=np.asarray(order, np.int32)
-  )
-  assert rows(permuted) == [together[i] for i in order]
-
-
 def test_rows_with_equal_prompts_differ():
   output = rows(generate([[1, 2, 3]] * 4))
   assert len({tuple(row) for row in output}) == 4
 
 
 def test_parts_equal_the_whole():
-  padded, lengths = specsample.pad_prompts(PROMPTS)
-  decoder = Decoder(TARGET, CHAIN, verify.chain)
-  state = specsample.prefill(
-    decoder,
-    PARAMS,
-    padded,
-    lengths,
-    jax.random.key(0),
-    sampling=specsample.Sampling(temperature=1.0),
-    max_new_tokens=12,
-  )
-  seen = []
+  decoder, state = scene.prefill()
+  num_parts = 0
   while not np.all(state.done):
-    seen.append(np.asarray(state.length))
     state = specsample.advance(decoder, PARAMS, state, max_rounds=1)
-  assert len(seen) > 2
+    num_parts += 1
+  assert num_parts > 2
   output = specsample.finish(state, max_new_tokens=12)
-  whole = generate()
-  for field in dataclasses.fields(whole):
-    np.testing.assert_array_equal(
-      getattr(output, field.name), getattr(whole, field.name), field.name
-    )
+  scene.assert_same(output, generate())
 
 
 def test_row_of_a_running_batch_can_be_refilled():
-  padded, lengths = specsample.pad_prompts([[1, 2], [3, 4]])
   long = list(range(VOCAB)) * 9  # needs a larger bucket
-  long_padded, long_lengths = specsample.pad_prompts([long])
-  decoder = Decoder(TARGET, CHAIN, verify.chain)
-  static = {
-    'sampling': specsample.Sampling(temperature=1.0),
-    'max_new_tokens': 8,
-    'max_length': 200,
-  }
-  key = jax.random.key(0)
+  sizes = {'max_new_tokens': 8, 'max_length': 200}
+  decoder, state = scene.prefill([[1, 2], [3, 4]], **sizes)
   step = lambda state, rounds: specsample.advance(
     decoder, PARAMS, state, stop=specsample.Stop(), max_rounds=rounds
   )
-  state = specsample.prefill(decoder, PARAMS, padded, lengths, key, **static)
   state = step(state, 2)
-  fresh = specsample.prefill(
-    decoder,
-    PARAMS,
-    long_padded,
-    long_lengths,
-    key,
-    request_ids=np.asarray([7], np.int32),
-    **static,
-  )
+  ids = np.asarray([7], np.int32)
+  _, fresh = scene.prefill([long], request_ids=ids, **sizes)
   state = jax.tree.map(lambda leaf, row: leaf.at[0].set(row[0]), state, fresh)
   output = specsample.finish(step(state, 100), max_new_tokens=8)
   expected = generate(
-    [long, [3, 4]],
-    request_ids=np.asarray([7, 1], np.int32),
-    max_new_tokens=8,
+    [long, [3, 4]], request_ids=np.asarray([7, 1], np.int32), max_new_tokens=8
   )
   assert rows(output) == rows(expected)
 
@@ -184,27 +88,22 @@ def _num_executables():
 
 def test_one_executable_a_bucket_and_no_transfer():
   padded, lengths = specsample.pad_prompts([[1, 2, 3]])
-  arguments = [
-    jax.device_put(x) for x in (padded, lengths, np.arange(1, dtype=np.int32))
-  ]
-  call = lambda tokens, lengths, ids, key: specsample.generate(
-    PARAMS,
-    tokens,
-    lengths,
-    key,
+  ids = jax.device_put(np.arange(1, dtype=np.int32))
+  padded, lengths, other = jax.device_put((padded, lengths, np.asarray([17])))
+  call = lambda lengths, key: generate(
+    padded,
+    lengths=lengths,
+    key=key,
     request_ids=ids,
-    model=TARGET,
-    drafter=CHAIN,
     verify=verify.block,
-    sampling=specsample.Sampling(temperature=0.77),
     max_new_tokens=9,
   )
-  call(*arguments, jax.random.key(0))
+  call(lengths, jax.random.key(0))
   before = _num_executables()
   key = jax.random.key(1)
-  other = jax.device_put(np.asarray([17], np.int32))
+  other = other.astype(jnp.int32)
   with jax.transfer_guard('disallow'):
-    call(arguments[0], other, arguments[2], key).tokens.block_until_ready()
+    call(other, key).tokens.block_until_ready()
   assert _num_executables() == before
 
 
@@ -242,21 +141,73 @@ def test_lengths_and_stops_share_executables():
   assert grown == [0, 1, 0]
 
 
-def test_can_be_traced_by_the_caller():
-  padded, lengths = specsample.pad_prompts(PROMPTS)
+def _tokens(key, temperature=1.0, **changes):
+  sampling = specsample.Sampling(temperature=temperature)
+  return generate(
+    **({'key': key, 'sampling': sampling, 'max_new_tokens': 5} | changes)
+  ).tokens
 
-  @jax.jit
-  def outer(prompts, lengths, temperature):
-    return specsample.generate(
+
+@pytest.fixture(scope='module')
+def keys():
+  """Two keys."""
+  return jax.random.split(jax.random.key(0), 2)
+
+
+@pytest.mark.parametrize(
+  'transformed',
+  [
+    jax.vmap(_tokens),
+    lambda keys: jax.lax.scan(lambda _, x: (None, _tokens(x)), None, keys)[1],
+    jax.jit(lambda keys: jnp.stack([_tokens(key) for key in keys])),
+  ],
+  ids=['vmap', 'scan', 'jit'],
+)
+def test_transformed_it_gives_the_tokens_of_plain_calls(transformed, keys):
+  expected = np.stack([_tokens(key) for key in keys])
+  np.testing.assert_array_equal(transformed(keys), expected)
+
+
+def test_a_function_that_calls_it_has_a_gradient(keys):
+  def loss(temperature):
+    # As in a policy gradient: the tokens are data.
+    return temperature * jnp.sum(_tokens(keys[0], temperature))
+
+  assert jax.grad(loss)(1.0) == _tokens(keys[0]).sum()
+
+
+_PADDED, _LENGTHS = specsample.pad_prompts([[1, 2, 3], [5]])
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'prompts': _PADDED.astype(np.float32)}, 'prompts is of dtype float32'),
+    ({'lengths': _LENGTHS[:1]}, r'lengths \(1,\): expected'),
+    ({'request_ids': np.arange(3)}, r'request_ids is .* per prompt \[2\]'),
+    ({'max_new_tokens': np.int32(5)}, 'max_new_tokens is .* not traced'),
+  ],
+)
+def test_shapes_and_dtypes_are_checked_while_tracing(change, message, keys):
+  given = {'prompts': _PADDED, 'lengths': _LENGTHS}
+  traced = jax.jit(lambda change: _tokens(keys[0], **(given | change)))
+  with pytest.raises(ValueError, match=message):
+    traced(change)
+
+
+def test_many_prompts_are_decoded_outside_of_jit(keys):
+  def tokens(key):
+    outputs = specsample.generate_all(
       PARAMS,
-      prompts,
-      lengths,
-      jax.random.key(0),
+      [[1]],
+      key,
       model=TARGET,
       drafter=CHAIN,
       verify=verify.chain,
-      sampling=specsample.Sampling(temperature=temperature),
-      max_new_tokens=12,
+      sampling=specsample.Sampling(),
+      max_new_tokens=1,
     )
+    return next(outputs).tokens
 
-  assert rows(outer(padded, lengths, 1.0)) == rows(generate())
+  with pytest.raises(ValueError, match='call generate there'):
+    jax.jit(tokens)(keys[0])

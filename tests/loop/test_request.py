@@ -14,57 +14,34 @@ from specsample import tree
 from specsample import verify
 from specsample.loop import decode
 from specsample.loop.decoder import Decoder
+from tests.loop import scene
+from tests.loop.scene import CHAIN
+from tests.loop.scene import generate
+from tests.loop.scene import NGRAM
+from tests.loop.scene import PARAMS
+from tests.loop.scene import PROMPTS
+from tests.loop.scene import TARGET
+from tests.loop.scene import VOCAB
 
-VOCAB = 16
-TARGET = testing.HashModel(vocab_size=VOCAB, seed=3)
-CHAIN = drafters.Chain(
-  model=dataclasses.replace(TARGET, noise=0.3), num_draft_tokens=3
+_PADDED, _LENGTHS = specsample.pad_prompts(PROMPTS)
+_SHORT = dataclasses.replace(CHAIN, num_draft_tokens=2)
+_SMALL = drafters.Chain(
+  model=testing.HashModel(vocab_size=8), num_draft_tokens=2
 )
-NGRAM = drafters.Ngram(num_draft_tokens=4, min_ngram=1)
-PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [5], list(range(12)), [9, 9, 9]]
-PARAMS = {'target': {}, 'drafter': {}}
-_ONE_TOKEN = {
-  'model': TARGET,
-  'drafter': CHAIN,
-  'verify': verify.chain,
-  'sampling': specsample.Sampling(),
-  'max_new_tokens': 1,
-}
 
 
-def generate(prompts=PROMPTS, params=PARAMS, **kwargs):
-  padded, lengths = specsample.pad_prompts(prompts)
-  settings = {
-    'model': TARGET,
-    'drafter': CHAIN,
-    'verify': verify.chain,
-    'sampling': specsample.Sampling(temperature=1.0),
-    'max_new_tokens': 12,
-  } | kwargs
-  key = jax.random.key(0)
-  return specsample.generate(params, padded, lengths, key, **settings)
-
-
-def prefill(drafter, max_new_tokens=4, rule=verify.chain):
-  padded, lengths = specsample.pad_prompts(PROMPTS)
-  return specsample.prefill(
-    Decoder(TARGET, drafter, rule),
-    PARAMS,
-    padded,
-    lengths,
-    jax.random.key(0),
-    sampling=specsample.Sampling(),
-    max_new_tokens=max_new_tokens,
-  )
+def _lengths(*lengths):
+  return {'prompts': _PADDED, 'lengths': np.asarray(lengths)}
 
 
 @pytest.mark.parametrize(
   'kwargs, message',
   [
     ({'max_new_tokens': 0}, 'max_new_tokens is 0'),
+    ({'max_length': 8}, 'prompt of 12 tokens leaves no room for new tokens in'),
     (
-      {'max_length': 8},
-      'prompt of 12 tokens leaves no room for new tokens in 8',
+      {'model': dataclasses.replace(TARGET, max_length=10)},
+      'no room for new tokens in 10',
     ),
     ({'prompts': [[VOCAB]]}, 'id 16, outside the vocabulary of 16'),
     ({'prompts': [[-1]]}, 'id -1'),
@@ -76,14 +53,7 @@ def prefill(drafter, max_new_tokens=4, rule=verify.chain):
     ({'prompts': [[1.5]]}, '1.5'),
     ({'prompts': [[1 << 40]]}, '1099511627776'),
     ({'prompts': np.asarray([[[1]]])}, 'list of token ids'),
-    (
-      {
-        'drafter': drafters.Chain(
-          model=testing.HashModel(vocab_size=8), num_draft_tokens=2
-        )
-      },
-      'target has 16 tokens, but that of the drafter has 8',
-    ),
+    ({'drafter': _SMALL}, 'target has 16 tokens, but that of the drafter has'),
     ({'stop': specsample.Stop(eos_ids=(99,))}, 'id 99'),
     ({'sampling': specsample.Sampling(temperature=-1.0)}, '-1.0'),
     ({'sampling': specsample.Sampling(top_p=0.0)}, '0.0'),
@@ -98,10 +68,7 @@ def prefill(drafter, max_new_tokens=4, rule=verify.chain):
     ),
     (
       {
-        'drafter': drafters.Tree(
-          drafter=dataclasses.replace(CHAIN, num_draft_tokens=2),
-          topology=tree.k_ary((2, 1)),
-        ),
+        'drafter': drafters.Tree(drafter=_SHORT, topology=tree.k_ary((2, 1))),
         'verify': verify.block,
       },
       'drafts of Tree: Block is for chains, .* a tree of 4 nodes',
@@ -120,6 +87,20 @@ def prefill(drafter, max_new_tokens=4, rule=verify.chain):
       {'drafter': drafters.Ngram(num_draft_tokens=100_000)},
       'num_draft_tokens is 100000, but the model takes 4096 tokens',
     ),
+    (_lengths(1, 65, 1, 1), '65'),
+    (_lengths(1, 1), r'\(2,\)'),
+    (_lengths(1, 1, 1, 1) | {'prompts': _PADDED.astype('f')}, 'float32'),
+    (_lengths(*[True] * 4), 'lengths is of dtype bool'),
+    (
+      {'prompts': [[1, 2], [3]], 'lengths': [2, 1]},
+      r'prompts is \[\[1, 2\], \[3\]\]: .*pad',
+    ),
+    ({'params': {'target': {}}}, r"\['target'\].*params\['drafter'\]"),
+    (
+      {'params': {'layers': {}}, 'drafter': NGRAM},
+      r"\['layers'\].*'target'",
+    ),
+    *(({'key': x}, r'jax\.random\.key') for x in (None, 0, np.zeros(3))),
   ],
 )
 def test_refuses(kwargs, message):
@@ -129,75 +110,47 @@ def test_refuses(kwargs, message):
   assert decode._prefill._cache_size() == before
 
 
-def test_refuses_a_prompt_over_the_models_context():
-  small = dataclasses.replace(TARGET, max_length=10)
-  with pytest.raises(ValueError, match='no room for new tokens in 10'):
-    generate(model=small, drafter=NGRAM)
+def test_a_key_is_one_key():
+  keys = jax.random.split(jax.random.key(0), 2)
+  with pytest.raises(ValueError, match='make one with'):
+    generate(key=keys)
 
 
-def test_refuses_lengths_that_do_not_fit():
-  padded, _ = specsample.pad_prompts(PROMPTS)
-  call = lambda prompts, lengths: specsample.generate(
-    PARAMS,
-    prompts,
-    lengths,
-    jax.random.key(0),
-    model=TARGET,
-    drafter=NGRAM,
-    verify=verify.chain,
-    sampling=specsample.Sampling(),
-    max_new_tokens=4,
-  )
-  with pytest.raises(ValueError, match='65'):
-    call(padded, np.asarray([1, 65, 1, 1]))
-  with pytest.raises(ValueError, match=r'\(2,\)'):
-    call(padded, np.asarray([1, 1]))
-  with pytest.raises(ValueError, match='float32'):
-    call(padded.astype(np.float32), np.asarray([1, 1, 1, 1]))
-  with pytest.raises(ValueError, match='lengths is of dtype bool'):
-    call(padded, np.ones(4, bool))
-  with pytest.raises(
-    ValueError, match=r'prompts is \[\[1, 2\], \[3\]\]: .*pad'
-  ):
-    call([[1, 2], [3]], [2, 1])
-
-
-def test_refuses_parameters_that_are_not_there():
-  with pytest.raises(ValueError, match=r"\['target'\].*params\['drafter'\]"):
-    generate(params={'target': {}})
-  with pytest.raises(ValueError, match=r"\['layers'\].*'target'"):
-    generate(params={'layers': {}}, drafter=NGRAM)
+@pytest.mark.parametrize('name', ['rbg', 'unsafe_rbg'])
+def test_generators_that_share_bits_among_rows_are_refused(name):
+  key = jax.random.key(0, impl=name)
+  # The reason: under vmap, rows after the first are drawn from the first's key.
+  others = jax.random.split(key, 3).at[0].set(key)
+  rows = jax.vmap(jax.random.bits)
+  changed = others.at[0].set(jax.random.key(1, impl=name))
+  assert (rows(others)[1:] != rows(changed)[1:]).all()
+  with pytest.raises(ValueError, match=f"'{name}'.*impl='threefry2x32'"):
+    generate(key=key)
 
 
 def test_parameters_belong_to_the_model_and_the_drafter(tiny_llama):
   model, own = tiny_llama
-  wide = testing.tiny_llama(vocab_size=96, dim=32)
+  wide = testing.tiny_llama(vocab_size=96, dim=32).init(jax.random.key(0))
   hydra = drafters.Hydra(model=model, num_draft_tokens=2)
   heads = hydra.init_params(jax.random.key(0))
   more = dataclasses.replace(hydra, num_draft_tokens=100)
-  run = lambda using, **params: generate(
-    params=params, model=model, drafter=using
-  )
-  with pytest.raises(
-    ValueError, match=r"'target'\].* embedding has shape .*32"
-  ):
-    run(NGRAM, target=wide.init(jax.random.key(0)))
-  with pytest.raises(
-    ValueError, match=r'layers\.0\.\S* of shape .* is missing'
-  ):
-    run(NGRAM, target={**own, 'layers': {}})
-  with pytest.raises(ValueError, match=r"'drafter'\].* heads\.2\S* .* missing"):
-    run(more, target=own, drafter=heads)
-  with pytest.raises(ValueError, match=r"'drafter'\].* is unknown"):
-    run(hydra, target=own, drafter=heads | {'prefix': {'a': np.ones(2)}})
   chain = drafters.Chain(model=model, num_draft_tokens=2)
-  with pytest.raises(ValueError, match='not those of this Transformer'):
-    run(chain, target=own, drafter=wide.init(jax.random.key(0)))
-  state = prefill(NGRAM)
-  with pytest.raises(ValueError, match=r"'target'\].* is missing"):
-    specsample.advance(
-      Decoder(model, NGRAM, verify.chain), {'target': {}}, state, max_rounds=1
-    )
+  unknown = heads | {'prefix': {'a': np.ones(2)}}
+  for drafter, target, of_drafter, message in (
+    (NGRAM, wide, {}, r"'target'\].* embedding has shape .*32"),
+    (
+      NGRAM,
+      {**own, 'layers': {}},
+      {},
+      r'layers\.0\.\S* of shape .* is missing',
+    ),
+    (more, own, heads, r"'drafter'\].* heads\.2\S* .* missing"),
+    (hydra, own, unknown, r"'drafter'\].* is unknown"),
+    (chain, own, wide, 'not those of this Transformer'),
+  ):
+    params = {'target': target, 'drafter': of_drafter}
+    with pytest.raises(ValueError, match=message):
+      generate(params=params, model=model, drafter=drafter)
 
 
 def test_64_bits_are_refused_and_the_remedy_holds():
@@ -207,23 +160,6 @@ def test_64_bits_are_refused_and_the_remedy_holds():
     with jax.enable_x64(False):
       output = generate(drafter=NGRAM)
   np.testing.assert_array_equal(output.tokens, generate(drafter=NGRAM).tokens)
-
-
-@pytest.mark.parametrize('key', [None, 0, np.zeros(3)])
-def test_refuses_what_is_no_key(key):
-  padded, lengths = specsample.pad_prompts(PROMPTS)
-  with pytest.raises(ValueError, match=r'jax\.random\.key'):
-    specsample.generate(
-      PARAMS,
-      padded,
-      lengths,
-      key,
-      model=TARGET,
-      drafter=NGRAM,
-      verify=verify.chain,
-      sampling=specsample.Sampling(),
-      max_new_tokens=4,
-    )
 
 
 @pytest.mark.parametrize(
@@ -262,14 +198,12 @@ def test_lists_are_taken_where_tuples_are_meant():
 
 def test_what_pads_a_prompt_does_not_matter(tiny_llama):
   model, params = tiny_llama
-  run = lambda padding: specsample.generate(
-    {'target': params},
+  run = lambda padding: generate(
     np.asarray([[1, 2, 3, padding], [4, 5, 6, 7]], np.int32),
-    np.asarray([3, 4], np.int32),
-    jax.random.key(0),
+    {'target': params},
+    lengths=np.asarray([3, 4], np.int32),
     model=model,
     drafter=NGRAM,
-    verify=verify.chain,
     sampling=specsample.Sampling(),
     max_new_tokens=4,
   )
@@ -278,89 +212,64 @@ def test_what_pads_a_prompt_does_not_matter(tiny_llama):
     np.testing.assert_array_equal(run(padding).tokens, expected.tokens)
 
 
-@pytest.mark.parametrize('name', ['rbg', 'unsafe_rbg'])
-def test_generators_that_share_bits_among_rows_are_refused(name):
-  key = jax.random.key(0, impl=name)
-  # The reason: under vmap, rows after the first are drawn from the first's key.
-  others = jax.random.split(key, 3).at[0].set(key)
-  rows = jax.vmap(jax.random.bits)
-  changed = others.at[0].set(jax.random.key(1, impl=name))
-  assert (rows(others)[1:] != rows(changed)[1:]).all()
-  with pytest.raises(ValueError, match=f"'{name}'.*impl='threefry2x32'"):
-    specsample.generate(PARAMS, [[1]], [1], key, **_ONE_TOKEN)
-
-
-def test_a_key_is_one_key():
-  keys = jax.random.split(jax.random.key(0), 2)
-  with pytest.raises(ValueError, match='make one with'):
-    specsample.generate(PARAMS, [[1]], [1], keys, **_ONE_TOKEN)
-
-
 def test_more_tokens_than_there_is_room_for_are_as_many_as_fit():
   output = generate(max_new_tokens=10**9, max_length=20)
   assert output.tokens.shape[1] < 200
-  lengths = np.asarray([len(prompt) for prompt in PROMPTS])
-  np.testing.assert_array_equal(lengths + output.lengths, 20)
+  np.testing.assert_array_equal(_LENGTHS + output.lengths, 20)
 
 
-def test_a_state_is_for_a_tree_of_as_many_nodes():
-  trees = [
-    drafters.Tree(
-      drafter=dataclasses.replace(CHAIN, num_draft_tokens=2),
-      topology=topology,
-    )
-    for topology in (tree.chain(2), tree.k_ary((3, 3)))
-  ]
-  state = prefill(trees[0], rule=verify.tree)
-  with pytest.raises(ValueError, match=r'proposes 12 .* of 2, .* made for 2 '):
-    specsample.advance(
-      Decoder(TARGET, trees[1], verify.tree), PARAMS, state, max_rounds=1
-    )
-
-
-def test_a_state_is_for_the_drafter_it_was_made_for():
-  state = prefill(NGRAM)
-  advance = lambda drafter, **settings: specsample.advance(
-    Decoder(TARGET, drafter, verify.chain),
-    PARAMS,
-    state,
-    max_rounds=1,
-    **settings,
-  )
-  with pytest.raises(ValueError, match=r'proposes 8 .* made for 4'):
-    advance(dataclasses.replace(NGRAM, num_draft_tokens=8))
-  with pytest.raises(ValueError, match='id 99'):
-    advance(NGRAM, stop=specsample.Stop(eos_ids=(99,)))
+def _tree_of(topology):
+  return {
+    'drafter': drafters.Tree(drafter=_SHORT, topology=topology),
+    'verify': verify.tree,
+  }
 
 
 @pytest.mark.parametrize(
-  ('changes', 'message'),
+  ('made_for', 'changes', 'message'),
   [
-    ({'state': None}, 'state is None: give what prefill or advance'),
-    ({'max_rounds': 1.5}, 'max_rounds is .*: give one integer'),
-    ({'max_rounds': np.ones(4, np.int32)}, r'max_rounds has shape \(4,\)'),
-    ({'max_finished': True}, 'max_finished is .*: give one integer'),
+    ({}, {'state': None}, 'state is None: give what prefill or advance'),
+    ({}, {'max_rounds': 1.5}, 'max_rounds is .*: give one integer'),
+    ({}, {'max_rounds': np.ones(4, 'i4')}, r'max_rounds has shape \(4,\)'),
+    ({}, {'max_finished': True}, 'max_finished is .*: give one integer'),
+    ({}, {'stop': specsample.Stop(eos_ids=(99,))}, 'id 99'),
+    (
+      {},
+      {'drafter': dataclasses.replace(NGRAM, num_draft_tokens=8)},
+      r'proposes 8 .* made for 4',
+    ),
+    (
+      _tree_of(tree.chain(2)),
+      _tree_of(tree.k_ary((3, 3))),
+      r'proposes 12 .* of 2, .* made for 2 ',
+    ),
+    (
+      {},
+      {'model': testing.tiny_llama(VOCAB)},
+      r"'target'\].* is missing",
+    ),
   ],
 )
-def test_advance_names_what_it_cannot_use(changes, message):
-  arguments = {'state': prefill(NGRAM), 'max_rounds': 1} | changes
+def test_advance_names_what_it_cannot_use(made_for, changes, message):
+  made_for = {'drafter': NGRAM} | made_for
+  _, state = scene.prefill(**made_for)
+  arguments = {'model': TARGET, 'verify': verify.chain, 'state': state}
+  arguments |= {'max_rounds': 1} | made_for | changes
+  parts = [arguments.pop(name) for name in ('model', 'drafter', 'verify')]
   with pytest.raises(ValueError, match=message):
-    specsample.advance(
-      Decoder(TARGET, NGRAM, verify.chain), PARAMS, **arguments
-    )
+    specsample.advance(Decoder(*parts), PARAMS, **arguments)
 
 
 @pytest.mark.parametrize('count', [None, 0, 1.5, True])
 def test_finish_names_what_it_cannot_use(count):
+  _, state = scene.prefill(drafter=NGRAM)
   with pytest.raises(ValueError, match=f'max_new_tokens is {count}: give an'):
-    specsample.finish(prefill(NGRAM), max_new_tokens=count)
+    specsample.finish(state, max_new_tokens=count)
 
 
 def test_fewer_tokens_can_be_taken_out_than_were_decoded():
-  state = prefill(NGRAM, max_new_tokens=8)
-  state = specsample.advance(
-    Decoder(TARGET, NGRAM, verify.chain), PARAMS, state, max_rounds=8
-  )
+  decoder, state = scene.prefill(drafter=NGRAM, max_new_tokens=8)
+  state = specsample.advance(decoder, PARAMS, state, max_rounds=8)
   output = specsample.finish(state, max_new_tokens=3)
   whole = specsample.finish(state, max_new_tokens=8)
   assert output.lengths.tolist() == [3] * 4
