@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -99,6 +100,74 @@ def test_row_has_the_same_tokens_in_any_batch(name):
     max_new_tokens=12,
     **one.parts,
   )
+
+
+# What these draft depends on what became of earlier drafts.
+_LEARNING = ('Suffix', 'Either', 'Adaptive')
+_PAUSING = (*subjects.KINDS, 'Chain', 'Skip', 'PARD', 'Tree')
+_BESIDE = (
+  *('Chain', 'Skip', 'TLI with room', 'Hydra++', 'DraftModel', 'DSpark'),
+  *('EAGLE-3', 'MTP of 2', 'Tree', 'Tree of Medusa', 'Tree of EAGLE-3'),
+  *('DynamicTree of EAGLE-3', 'LatticeTree of DSpark'),
+)
+
+
+@pytest.mark.nightly(
+  but=(
+    *('always-Chain', 'always-Hydra++', 'always-MTP of 2', 'always-DFlash'),
+    *('always-Tree of EAGLE-3', 'always-TLI with room', 'always-PARD'),
+    *('seldom-Tree', 'seldom-PARD', 'beside-Chain', 'beside-MTP of 2'),
+  )
+)
+@pytest.mark.parametrize(
+  ('way', 'name'),
+  [
+    *(('always', name) for name in subjects.NAMES if name not in _LEARNING),
+    *(('seldom', name) for name in _PAUSING),
+    *(('beside', name) for name in _BESIDE),
+  ],
+)
+def test_next_draft_is_that_of_drafter_given_whole_text_at_once(way, name):
+  found, expected, kept = subjects.next_drafts(subjects.subject(name), way)
+  # Some drafts were kept, but not all of a draft in each round.
+  assert kept[1:].any() and kept[:-1].any()
+  np.testing.assert_array_equal(found.tokens, expected.tokens)
+  np.testing.assert_array_equal(found.parents, expected.parents)
+  if found.probs is not None:
+    np.testing.assert_allclose(found.probs, expected.probs, atol=2e-4)
+  if found.signals is not None:
+    np.testing.assert_allclose(
+      found.signals.log_prob, expected.signals.log_prob, atol=1e-3
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _KeepsGuesses(drafters.Eagle):
+  """A faulty drafter that caches accepted drafts from its own outputs."""
+
+  def propose(self, params, draw, warp, tokens, length, state):
+    (cache,), (held,) = state.caches, state.features
+    features = held[:, : self.num_draft_tokens + 1]
+    index = cache.length[:, None] + 1 + jnp.arange(features.shape[1])
+    new = jnp.take_along_axis(tokens, index, axis=1)
+    outputs, _ = self._run(params, 0, new, features, cache)
+    later = held[:, features.shape[1] :]
+    guesses = [features[:, :1], outputs[:, :-1], later]
+    guesses = jnp.concatenate(guesses, axis=1)
+    state = dataclasses.replace(state, features=(guesses,))
+    return super().propose(params, draw, warp, tokens, length, state)
+
+
+def test_cache_of_guesses_is_noticed():
+  one = subjects.of_kind('EAGLE')
+  faulty = _KeepsGuesses(
+    model=one.model,
+    num_draft_tokens=subjects.K,
+    draft_vocab_size=subjects.D2T.size,
+  )
+  one = dataclasses.replace(one, drafter=faulty)
+  found, expected, _ = subjects.next_drafts(one)
+  assert np.abs(found.probs - expected.probs).max() > 0.01
 
 
 @pytest.mark.nightly(but=('MTP', 'DSpark', 'Hydra++'))
