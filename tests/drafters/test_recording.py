@@ -161,15 +161,3 @@ def test_outputs_that_are_no_number_are_not_learned():
     [True, True] + 6 * [False],
   ]
   assert np.isfinite(state.recorded.outputs).all()
-
-
-@pytest.mark.parametrize(
-  ('settings', 'message'),
-  [
-    ({'rejected_only': 1}, 'rejected_only is 1: give True or False'),
-    ({'model': testing.HashModel}, 'model is the class HashModel: give a'),
-  ],
-)
-def test_wrong_settings_are_refused(settings, message):
-  with pytest.raises(ValueError, match=message):
-    drafters.Recording(**{'drafter': _CHAIN, 'model': _MODEL} | settings)

@@ -11,24 +11,15 @@ import pytest
 import specsample
 from specsample import drafters
 from specsample import policies
-from specsample import testing
 from specsample import verify
 from specsample.memory import store as store_lib
 from specsample.sampling import Sampling
-from specsample.testing.sample import Group
 from specsample.types import DraftKind, Verdict
+from tests.drafters import rounds
 
 _K = 4
 _SUFFIX = drafters.Suffix(num_draft_tokens=_K, min_kept=0.0, decay=0.5)
 _OWN, _STORED = 0, 1  # the sources
-_WIDTH = 32
-
-
-def _tokens(*rows):
-  tokens = np.zeros((len(rows), _WIDTH), np.int32)
-  for row, sequence in zip(tokens, rows, strict=True):
-    row[: len(sequence)] = sequence
-  return jnp.asarray(tokens), jnp.asarray([len(row) for row in rows])
 
 
 def _store(*texts, capacity=128):
@@ -39,20 +30,13 @@ def _of(*stores):
   return {'drafter': {str(i): store for i, store in enumerate(stores)}}
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _propose(drafter, params, tokens, length, state):
-  return drafter.propose(params, None, None, tokens, length, state)
-
-
 def _proposed(rows, params, drafter=_SUFFIX, state=None):
-  if state is None:
-    state = drafter.init(params, len(rows), _WIDTH)
-  return _propose(drafter, params, *_tokens(*rows), state)
+  return rounds.propose(drafter, params, rows, state)
 
 
 def _after(rows, params, state, drafter=_SUFFIX):
   """Returns the state after a round that extended the texts to these rows."""
-  tokens, lengths = _tokens(*rows)
+  tokens, lengths = rounds.rows(rows)
   count = lengths - state.length
   at = lambda index: jnp.take_along_axis(tokens, index, axis=1, mode='clip')
   verdict = Verdict(
@@ -70,7 +54,7 @@ def _expected(draft):
 _ROW = [9, 3, 5, 6, 7, 9, 3]
 
 
-def test_the_rows_own_text_goes_on():
+def test_rows_own_text_goes_on():
   draft, _ = _proposed([_ROW, [1], [1, 2]], {})
   assert draft.tokens.tolist() == [[5, 6, 7, 9], [-1] * _K, [-1] * _K]
   assert draft.kind is DraftKind.POINT_MASS
@@ -115,7 +99,7 @@ def test_with_costs_the_batch_drafts_what_pays_for_all_of_it():
   assert drafted([_ROW, silent], of_two + 1e-3, lengths) == [True, False]
 
 
-def test_the_source_that_promises_more_drafts():
+def test_source_that_promises_more_drafts():
   # `sure` and `unsure` match more of the row than its own text does, but only
   # `sure` always continues alike; `other` matches less.
   sure = [[5, 6, 7, 9, 3, 1, 2, 4, 8]] * 8
@@ -140,31 +124,32 @@ def test_the_source_that_promises_more_drafts():
     assert draft.tokens[0].tolist() == [1, 2, 4, 8]
 
 
-def _learned(emitted, state=None, drafter=_SUFFIX):
-  """Returns the counts tried and kept after a round, [sources] each."""
-  params = _of(_store([9, 3, 8, 6, 7, 1]))
-  _, state = _proposed([_ROW], params, drafter, state)
-  state = _after([_ROW + emitted], params, state, drafter)
-  return state.tried[0].sum(axis=-1).tolist(), state.kept[0].sum(-1).tolist()
-
-
 @pytest.mark.parametrize('min_kept', [0.0, _K])
-def test_outcomes_are_learned_of_every_source_drafted_or_not(min_kept):
+@pytest.mark.parametrize(
+  ('emitted', 'tried', 'kept'),
+  [
+    # The row continues with 5 6 7 9 and the store with 8 6 7 1.
+    ([5, 6, 1], [3, 1], [2, 0]),
+    ([8, 6, 7, 1, 0], [1, 4], [0, 4]),
+    # The outcome of tokens beyond the emitted ones is unknown.
+    ([5], [1, 1], [1, 0]),
+    # All tokens but the wrong one are right: nothing is learned behind it.
+    ([4, 6, 7, 9, 1], [1, 1], [0, 0]),
+    ([5, 6, 0, 9, 1], [3, 1], [2, 0]),
+  ],
+)
+def test_outcomes_are_learned_of_every_source_drafted_or_not(
+  emitted, tried, kept, min_kept
+):
   drafter = dataclasses.replace(_SUFFIX, min_kept=float(min_kept))
-  # The row continues with 5 6 7 9 and the store with 8 6 7 1.
-  assert _learned([5, 6, 1], drafter=drafter) == ([3, 1], [2, 0])
-  assert _learned([8, 6, 7, 1, 0], drafter=drafter) == ([1, 4], [0, 4])
-  # The outcome of tokens beyond the emitted ones is unknown.
-  assert _learned([5], drafter=drafter) == ([1, 1], [1, 0])
+  params = _of(_store([9, 3, 8, 6, 7, 1]))
+  _, state = _proposed([_ROW], params, drafter)
+  state = _after([_ROW + emitted], params, state, drafter)
+  assert state.tried[0].sum(axis=-1).tolist() == tried
+  assert state.kept[0].sum(axis=-1).tolist() == kept
 
 
-def test_behind_a_wrong_token_nothing_is_learned():
-  # All tokens but the wrong one are right.
-  assert _learned([4, 6, 7, 9, 1]) == ([1, 1], [0, 0])
-  assert _learned([5, 6, 0, 9, 1]) == ([3, 1], [2, 0])
-
-
-def test_a_row_that_is_done_learns_and_forgets_nothing():
+def test_row_that_is_done_learns_and_forgets_nothing():
   params = _of(_store([9, 3, 8, 6, 7, 1]))
   rows = [_ROW, _ROW]
   _, state = _proposed(rows, params)
@@ -180,13 +165,13 @@ def test_a_row_that_is_done_learns_and_forgets_nothing():
   assert same(1) == [False, False]
 
 
-def test_a_round_that_was_left_out_is_learned_of_once():
+def test_round_that_was_left_out_is_learned_of_once():
   params = _of(_store([9, 3, 8, 6, 7, 1]))
   _, asked = _proposed([_ROW], params)
   asked = _after([[*_ROW, 5, 1]], params, asked)
-  later = _tokens([*_ROW, 5, 1])
-  _, state = _propose(_SUFFIX, params, *later, asked)
-  paused = _SUFFIX.pause(params, *later, asked)
+  later = [[*_ROW, 5, 1]]
+  _, state = _proposed(later, params, state=asked)
+  paused = _SUFFIX.pause(params, *rounds.rows(later), asked)
   rows = [[*_ROW, 5, 1, 2]]
   state, paused = (_after(rows, params, x) for x in (state, paused))
   jax.tree.map(np.testing.assert_array_equal, paused, state)
@@ -223,35 +208,23 @@ def test_estimates_are_corrected_by_what_became_of_their_like():
   assert np.all(_proposed([_ROW], {}, picky, state)[0].tokens < 0)
 
 
-_V = 12
-_TARGET = testing.tiny_llama(vocab_size=_V, num_layers=3)
-_PROMPTS = np.arange(3 * 6).reshape(3, 6) % _V
-_LENGTHS = np.asarray([6, 1, 4], np.int32)
 _DRAFTER = drafters.Suffix(num_draft_tokens=_K, min_kept=0.2)
 
 
-@functools.cache
-def _target_params():
-  return jax.tree.map(lambda x: 1.6 * x, _TARGET.init(jax.random.key(0)))
-
-
-def _generate(drafter, own=None, **settings):
-  params = {'target': _target_params()}
+def _generate(drafter, own=None):
+  params = {'target': rounds.target_params()}
   if own is not None:
     params['drafter'] = own
   return specsample.generate(
     params,
-    _PROMPTS,
-    _LENGTHS,
+    rounds.PROMPTS[:3],
+    np.asarray([6, 1, 4], np.int32),
     jax.random.key(0),
-    model=_TARGET,
+    model=rounds.TARGET,
     drafter=drafter,
-    **{
-      'verify': verify.chain,
-      'sampling': Sampling(temperature=0.0),
-      'max_new_tokens': 32,
-    }
-    | settings,
+    verify=verify.chain,
+    sampling=Sampling(temperature=0.0),
+    max_new_tokens=32,
   )
 
 
@@ -259,16 +232,16 @@ def _generate(drafter, own=None, **settings):
 def _stores():
   """Returns the plain output, a store of parts of it, and a random store."""
   plain = _generate(drafters.NoDraft())
-  rng = np.random.default_rng(0)
-  build = functools.partial(store_lib.build, vocab_size=_V, capacity=700)
-  right = build([*np.asarray(plain.tokens[:2]), rng.integers(0, _V, 40)])
-  wrong = build([rng.integers(0, _V, 60) for _ in range(10)])
+  rng, size = np.random.default_rng(0), rounds.V
+  build = functools.partial(store_lib.build, vocab_size=size, capacity=700)
+  right = build([*np.asarray(plain.tokens[:2]), rng.integers(0, size, 40)])
+  wrong = build([rng.integers(0, size, 60) for _ in range(10)])
   return plain, right, wrong
 
 
 def test_greedy_output_is_the_targets_own_whatever_the_stores_hold():
   plain, right, wrong = _stores()
-  rounds = {}
+  num_rounds = {}
   for name, own in (
     ('own text', None),
     ('right', {'store': right}),
@@ -281,40 +254,10 @@ def test_greedy_output_is_the_targets_own_whatever_the_stores_hold():
     # There were rounds with no draft and with a full one.
     proposed = np.asarray(output.proposed).sum(axis=0)
     assert proposed[0] > 0 and proposed[-1] > 0
-    rounds[name] = output.rounds.sum()
-  assert rounds['right'] < rounds['own text'] < plain.rounds.sum()
-  assert rounds['both'] < rounds['own text']
-
-
-def test_with_shared_noise_the_store_changes_no_token_at_any_temperature():
-  _, right, wrong = _stores()
-  sampling = Sampling(temperature=np.asarray([1.0, 0.5, 1.5]))
-  run = functools.partial(_generate, sampling=sampling, verify=verify.coupled)
-  plain = run(drafters.NoDraft())
-  for store in (right, wrong):
-    output = run(_DRAFTER, {'store': store})
-    np.testing.assert_array_equal(output.tokens, plain.tokens)
-    assert output.proposed[:, 1:].sum() > 0
-
-
-@pytest.mark.nightly
-def test_the_compiled_loop_follows_the_target():
-  """Covers rounds after learning, which the enumeration doesn't reach."""
-  model = testing.HashModel(vocab_size=3)
-  store = store_lib.build([[1, 0, 1, 2, 2, 0], [0, 1, 1, 0]], vocab_size=3)
-  testing.assert_follows_target(
-    {'target': {}, 'drafter': {'store': store}},
-    (
-      Group((1, 0, 1), Sampling(temperature=1.0)),
-      Group((2, 2, 0, 1, 2), Sampling(temperature=0.7, top_k=2)),
-    ),
-    jax.random.key(3),
-    model=model,
-    drafter=drafters.Suffix(num_draft_tokens=2, min_kept=0.7, strength=0.5),
-    verify=verify.chain,
-    num_tokens=6,
-    num_rows=16384,
-  )
+    num_rounds[name] = output.rounds.sum()
+  own_text = num_rounds['own text']
+  assert num_rounds['right'] < own_text < plain.rounds.sum()
+  assert num_rounds['both'] < own_text
 
 
 def test_policies_read_its_chances():
@@ -338,32 +281,12 @@ def test_policies_read_its_chances():
 
 
 @pytest.mark.parametrize(
-  ('settings', 'message'),
+  ('own', 'message'),
   [
-    ({'num_draft_tokens': 0}, 'num_draft_tokens is 0: give at least 1'),
-    ({'max_match': 0}, 'max_match is 0: give an integer of at least 1'),
-    ({'num_places': 1.5}, 'num_places is 1.5: give an integer'),
-    ({'min_kept': -0.1}, 'min_kept is -0.1: give a number of at least 0'),
-    ({'min_kept': 4.5}, 'min_kept is 4.5, but a draft has only 4 tokens'),
-    (
-      {'costs': (1.0, 2.0)},
-      'costs has 2 numbers, but .* 4 draft tokens: give 5',
-    ),
-    ({'costs': (1.0, -1.0)}, 'each above 0'),
-    ({'strength': 0.0}, 'strength is 0.0: give a number above 0'),
-    ({'decay': 1.1}, 'decay is 1.1: give a number from 0 to 1'),
-    ({'decay': float('nan')}, 'decay is nan: give a number from 0 to 1'),
+    ({'layers': {}}, r"\['layers'\] is of type dict, but Suffix reads"),
+    (3, 'is of type int, but Suffix'),
   ],
 )
-def test_settings_out_of_range_are_refused(settings, message):
+def test_parameters_that_are_no_store_are_refused(own, message):
   with pytest.raises(ValueError, match=message):
-    dataclasses.replace(_SUFFIX, **settings)
-
-
-def test_parameters_that_are_no_store_are_refused():
-  with pytest.raises(
-    ValueError, match=r"\['layers'\] is of type dict, but Suffix reads"
-  ):
-    _SUFFIX.init({'drafter': {'layers': {}}}, 1, _WIDTH)
-  with pytest.raises(ValueError, match='is of type int, but Suffix'):
-    _SUFFIX.init({'drafter': 3}, 1, _WIDTH)
+    _SUFFIX.init({'drafter': own}, 1, 32)
