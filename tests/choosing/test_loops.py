@@ -1,5 +1,6 @@
-"""The loops that are timed as the parts of a round."""
+"""The loops that are timed: parts of a round, and whole rounds of trees."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,7 +11,9 @@ from experiments.timing import round_times
 import specsample
 from specsample import drafters
 from specsample import testing
+from specsample import tree
 from specsample.choosing import loops
+from specsample.choosing import tree_rounds
 from specsample.types import Draft, DraftKind
 from specsample.verify import chain
 
@@ -125,3 +128,38 @@ def _num_unembeddings(lowered) -> int:
   lines = lowered.compile().as_text().splitlines()
   results = [line.partition(' dot(')[0] for line in lines if ' dot(' in line]
   return sum(f',{_MODEL.vocab_size}]' in result for result in results)
+
+
+_widths: list[int] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watched(testing.HashModel):
+  """A model that notes how many tokens each pass of a round reads."""
+
+  def read(self, params, tokens, *args, **kwargs):
+    jax.debug.callback(lambda: _widths.append(tokens.shape[1]), ordered=True)
+    return super().read(params, tokens, *args, **kwargs)
+
+
+def test_rounds_read_as_many_nodes_as_they_are_timed_for():
+  drafter = drafters.Tree(
+    drafter=drafters.Chain(
+      model=testing.HashModel(vocab_size=32), num_draft_tokens=2
+    ),
+    topology=tree.Topology((0, 0, 0, 2, 1)),
+  )
+  found = tree_rounds.seconds(
+    {'target': {}, 'drafter': {}},
+    _Watched(vocab_size=32),
+    drafter,
+    (0, 1, 3, 5),
+    length=4,
+    batch=2,
+    rounds=2,
+    repeats=3,
+  )
+  assert list(found) == ['plain', '0', '1', '3', '5']
+  assert all(len(seconds) == 3 for seconds in found.values())
+  of_rounds = _widths[1:]  # the first pass is the prompt's
+  assert of_rounds == [1, 1, 1, 1, 2, 2, 4, 4, 6, 6] * (3 + 1)
