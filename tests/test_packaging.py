@@ -86,18 +86,10 @@ def test_wheel_holds_the_library_and_nothing_else(wheel):
   } <= names
 
 
-@pytest.fixture(scope='module')
-def installed(wheel, tmp_path_factory) -> pathlib.Path:
-  """The folder that holds the installed library."""
-  folder = tmp_path_factory.mktemp('installed')
-  pip = (sys.executable, '-m', 'pip', '--disable-pip-version-check', 'install')
-  _run(*pip, '--no-deps', '--no-index', '--target', folder, wheel)
-  return folder
-
-
 # Imports every module of the installed library, while blocking all imports that
-# a plain `pip install specsample` would not have installed.
-_IMPORT_ALL = """
+# a plain `pip install specsample` would not have installed, and then loads a
+# drafter that the wheel has.
+_IN_INSTALLED = """
 import importlib, pathlib, pkgutil, sys
 
 target, blocked = sys.argv[1], set(sys.argv[2:])
@@ -114,10 +106,17 @@ assert pathlib.Path(specsample.__file__).is_relative_to(target), specsample
 for module in pkgutil.walk_packages(specsample.__path__, 'specsample.'):
   importlib.import_module(module.name)
 print(len([name for name in sys.modules if name.startswith('specsample.')]))
+
+import jax
+model = specsample.testing.tiny_llama()
+loaded = specsample.Loaded(model, model.init(jax.random.key(0)), None)
+print(specsample.load_drafter('tiny-llama/medusa', loaded))
 """
 
 
-def test_wheel_imports_without_the_extras(installed):
+def test_wheel_works_without_the_extras(wheel, tmp_path):
+  pip = (sys.executable, '-m', 'pip', '--disable-pip-version-check', 'install')
+  _run(*pip, '--no-deps', '--no-index', '--target', tmp_path, wheel)
   needed = _closure(_PROJECT['dependencies'])
   blocked = [
     package
@@ -127,35 +126,15 @@ def test_wheel_imports_without_the_extras(installed):
   ]
   assert {'gin', 'matplotlib', 'torch', 'transformers'} <= set(blocked)
   output = _run(
-    *(sys.executable, '-c', _IMPORT_ALL, installed, *blocked),
-    cwd=installed,
+    *(sys.executable, '-c', _IN_INSTALLED, tmp_path, *blocked),
+    cwd=tmp_path,
     env={'JAX_PLATFORMS': 'cpu'},
   )
+  *_, count, drafter = output.splitlines()
   modules = list((_ROOT / 'specsample').rglob('*.py'))
-  assert int(output.split()[-1]) == len(modules) - 1  # all but the package
-
-
-_LOAD_MEDUSA = """
-import pathlib, sys
-sys.path.insert(0, sys.argv[1])
-import jax
-import specsample
-from specsample import testing
-assert pathlib.Path(specsample.__file__).is_relative_to(sys.argv[1])
-model = testing.tiny_llama()
-target = specsample.Loaded(model, model.init(jax.random.key(0)), None)
-print(specsample.load_drafter('tiny-llama/medusa', target))
-"""
-
-
-def test_wheel_has_the_drafters_by_name(installed):
-  output = _run(
-    *(sys.executable, '-c', _LOAD_MEDUSA, installed),
-    cwd=installed,
-    env={'JAX_PLATFORMS': 'cpu'},
-  )
+  assert int(count) == len(modules) - 1  # all but the package
   _, medusa = _target_and_medusa()
-  assert output == f'LoadedDrafter(drafter={medusa})\n'
+  assert drafter == f'LoadedDrafter(drafter={medusa})'
 
 
 def _closure(roots: list[str]) -> set[str]:
@@ -213,7 +192,7 @@ def test_declared_packages_alone_are_imported(package):
   assert _imported_distributions(package) <= _names(declared)
 
 
-def test_citation_names_this_version():
+def test_citation_and_changelog_are_of_this_version():
   text = (_ROOT / 'CITATION.cff').read_text('utf-8')
   fields = dict(re.findall(r'^([a-z-]+): *(.*)$', text, re.MULTILINE))
   assert fields['version'] == _PROJECT['version']
@@ -221,9 +200,6 @@ def test_citation_names_this_version():
   address = fields['repository-code'].strip('"')
   assert address == _PROJECT['urls']['Repository']
   assert {'cff-version', 'title', 'message', 'authors'} <= fields.keys()
-
-
-def test_the_changelog_begins_with_this_version():
   text = (_ROOT / 'CHANGELOG.md').read_text('utf-8')
   first = re.search(r'^## (\S+)( \(unreleased\))?$', text, re.MULTILINE)
   assert first and first[1] == _PROJECT['version']
@@ -233,54 +209,3 @@ def test_the_changelog_begins_with_this_version():
 def test_scripts_are_executable_and_parse(name):
   assert os.access(_ROOT / name, os.X_OK)
   _run('bash', '-n', _ROOT / name)
-
-
-def test_readme_is_short_and_gives_the_two_commands():
-  lines = (_ROOT / 'README.md').read_text('utf-8').splitlines()
-  assert len(lines) <= 120
-  assert {'./run.sh', './test.sh'} <= {
-    word for line in lines for word in line.replace('`', ' ').split()
-  }
-
-
-@pytest.mark.parametrize(
-  'document', ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md']
-)
-def test_documents_name_files_that_exist(document):
-  text = (_ROOT / document).read_text('utf-8')
-  assert not _missing_files(text)
-
-
-def test_a_missing_file_is_found():
-  text = (
-    'See [it](nowhere.md#a), `gone.py`, `verify/no.py` and `configs/no/`. Run'
-  )
-  text += ' `python -m experiments.nothing --gin_file=configs/nothing.gin`.'
-  assert _missing_files(text) == {
-    *('nowhere.md', 'gone.py', 'verify/no.py', 'configs/no/'),
-    *('experiments/nothing.py', 'configs/nothing.gin'),
-  }
-
-
-def _missing_files(markdown: str) -> set[str]:
-  links = re.findall(r'\]\((?!\w+:|#)([^)#\s]+)', markdown)
-  quoted = re.findall(r'`([^`\s]+)`', markdown)
-  paths = [
-    name
-    for name in quoted
-    if re.fullmatch(r'[\w.-]+(/[\w.-]+)*(/|\.(py|sh|gin|toml|md|ipynb))', name)
-    and not name.startswith('results/')
-  ]
-  modules = re.findall(r'python -m (experiments\.[\w.]+)', markdown)
-  configs = re.findall(r'configs/[\w/-]+\.gin', markdown)
-  named = {*links, *paths, *configs}
-  named |= {module.replace('.', '/') + '.py' for module in modules}
-  # A name without a folder stands in a table that names the folder above it.
-  return {
-    name
-    for name in named
-    if not (_ROOT / name).exists()
-    and not (_ROOT / 'specsample' / name).exists()
-    and not (_ROOT / 'experiments' / name).exists()
-    and ('/' in name or not list((_ROOT / 'specsample').rglob(name)))
-  }
