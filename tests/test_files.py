@@ -12,8 +12,8 @@ import transformers
 
 import specsample
 from specsample import files
+from specsample import testing
 from specsample.models import checkpoint
-from specsample.models import transformer
 from specsample.text import tokenizer_files
 from tests import bucket
 
@@ -76,49 +76,44 @@ def test_a_folder_in_a_bucket_is_loaded(folder, served, tmp_path):
       assert start == stop
 
 
-def test_a_missing_file_of_a_bucket_is_named(folder, served, tmp_path):
-  shutil.copytree(folder, tmp_path / 'bucket' / 'model')
-  lost = sorted((tmp_path / 'bucket' / 'model').glob('*.safetensors'))[1]
-  lost.unlink()
-  with pytest.raises(ValueError, match=f'lacks {lost.name}'):
-    specsample.load('gs://bucket/model')
-  assert not served
+def _without_a_file(folder, bucket_folder):
+  shutil.copytree(folder, bucket_folder / 'model')
+  sorted((bucket_folder / 'model').glob('*.safetensors'))[1].unlink()
 
 
-def test_what_is_not_in_the_bucket_is_named(served):
-  with pytest.raises(ValueError, match='gs://bucket/model does not exist'):
-    specsample.load('gs://bucket/model')
-  assert not served
-
-
-def test_a_gguf_file_in_a_bucket_is_refused(served, tmp_path):
-  (tmp_path / 'bucket' / 'model.gguf').write_bytes(b'GGUF')
-  with pytest.raises(ValueError, match='copy it to one, or load a folder'):
-    specsample.load('gs://bucket/model.gguf')
-  assert not served
-
-
-def test_a_folder_whose_saving_was_interrupted_is_refused(served, tmp_path):
-  params = tmp_path / 'bucket' / 'model' / 'params'
+def _partly_saved(_, bucket_folder):
+  params = bucket_folder / 'model' / 'params'
   params.mkdir(parents=True)
   (params / 'manifest.ocdbt').write_bytes(b'')
-  with pytest.raises(ValueError, match='completely saved model'):
-    specsample.load('gs://bucket/model')
+
+
+@pytest.mark.parametrize(
+  ('make', 'path', 'words'),
+  [
+    (_without_a_file, 'gs://bucket/model', r'lacks model-00002-of-\d+\.safe'),
+    (lambda *_: None, 'gs://bucket/model', 'gs://bucket/model does not exist'),
+    (
+      lambda _, bucket: (bucket / 'model.gguf').write_bytes(b'GGUF'),
+      'gs://bucket/model.gguf',
+      'copy it to one, or load a folder',
+    ),
+    (_partly_saved, 'gs://bucket/model', 'completely saved model'),
+    (lambda *_: None, 's3://bucket/model', 'only gs:// is supported'),
+    (lambda *_: None, 'http://host/model', 'only gs:// is supported'),
+  ],
+)
+def test_what_cannot_be_loaded_is_refused_before_it_is_read(
+  folder, served, tmp_path, make, path, words
+):
+  make(folder, tmp_path / 'bucket')
+  with pytest.raises(ValueError, match=words):
+    specsample.load(path)
   assert not served
 
 
 def test_a_folder_of_a_bucket_is_not_overwritten(served, tmp_path):
   (tmp_path / 'bucket' / 'model').mkdir()
-  model = transformer.Transformer(
-    vocab_size=8,
-    num_layers=1,
-    dim=4,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=4,
-    mlp_dim=4,
-    max_length=8,
-  )
+  model = testing.tiny_llama()
   params = model.init(jax.random.key(0))
   with pytest.raises(ValueError, match='gs://bucket/model exists'):
     checkpoint.save('gs://bucket/model', model, params)
@@ -153,9 +148,3 @@ def test_the_package_that_is_missing_is_named(monkeypatch):
   monkeypatch.delitem(registry._registry, 'gs', raising=False)
   with pytest.raises(ValueError, match=r"pip install 'specsample\[gcs\]'"):
     specsample.load('gs://bucket/model')
-
-
-@pytest.mark.parametrize('path', ['s3://bucket/model', 'http://host/model'])
-def test_other_remote_paths_are_refused(path):
-  with pytest.raises(ValueError, match='only gs:// is supported'):
-    specsample.load(path)

@@ -2,17 +2,11 @@
 
 import ast
 from collections.abc import Iterator
-import functools
 import pathlib
 
 import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_FILES = [
-  path
-  for package in ('specsample', 'experiments')
-  for path in sorted((_ROOT / package).rglob('*.py'))
-]
 # What can run code, and the files that may use it.
 _USERS = {
   'pickle': {'specsample/models/torch_file.py'},
@@ -46,25 +40,23 @@ def _used(source: str) -> Iterator[str]:
           yield 'trust_remote_code'
 
 
-@functools.cache
-def _used_by(path: pathlib.Path) -> frozenset[str]:
-  return frozenset(_used(path.read_text('utf-8')))
+_USED = {
+  path.relative_to(_ROOT).as_posix(): {*_used(path.read_text('utf-8'))}
+  for package in ('specsample', 'experiments')
+  for path in sorted((_ROOT / package).rglob('*.py'))
+}
 
 
 @pytest.mark.parametrize('name', _USERS)
 def test_code_is_run_only_where_the_page_says(name):
-  users = {
-    path.relative_to(_ROOT).as_posix()
-    for path in _FILES
-    if name in _used_by(path)
-  }
+  users = {path for path, used in _USED.items() if name in used}
   assert users == _USERS[name]
 
 
 def test_nothing_else_unpickles_or_trusts_remote_code():
   forbidden = {'torch.load', 'allow_pickle', 'trust_remote_code', *_UNPICKLERS}
-  for path in _FILES:
-    assert forbidden.isdisjoint(_used_by(path)), path
+  for path, used in _USED.items():
+    assert forbidden.isdisjoint(used), path
 
 
 @pytest.mark.parametrize(
