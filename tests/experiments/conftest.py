@@ -1,6 +1,6 @@
 """Fixtures that run the commands as a user does, on a tiny random model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
@@ -14,6 +14,7 @@ import socket
 import string
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -89,6 +90,12 @@ def checkpoint(tmp_path_factory):
   return folder
 
 
+@pytest.fixture(scope='session')
+def target(checkpoint):
+  """The tiny model of `checkpoint`, loaded."""
+  return specsample.load(checkpoint)
+
+
 def _weights():
   rng = np.random.default_rng(0)
   dim, mlp_dim = _CONFIG['hidden_size'], _CONFIG['intermediate_size']
@@ -131,6 +138,15 @@ class Outcome:
     """The lines on standard error, except for progress messages."""
     lines = self.err.splitlines()
     return [line for line in lines if not line.endswith(' ...')]
+
+  def check_refused(self, words: str) -> None:
+    """Checks that one line refuses the input; ` ... ` stands for any text."""
+    assert self.code == 2, self.err
+    assert self.out == ''
+    (line,) = self.remarks
+    assert re.search('.*'.join(map(re.escape, words.split(' ... '))), line), (
+      line
+    )
 
 
 @pytest.fixture(scope='session')
@@ -286,6 +302,30 @@ class Commands:
     """Runs a command and returns its outcome."""
     (outcome,) = self.run_all([(name, *arguments)])
     return outcome
+
+  def complete(self, name: str, *arguments: str) -> Outcome:
+    """Runs a command that has to succeed and returns its outcome."""
+    outcome = self.run(name, *arguments)
+    assert outcome.code == 0, outcome.err
+    return outcome
+
+  def wait(
+    self, is_done: Callable[[], bool], *processes: subprocess.Popen
+  ) -> None:
+    """Waits for something that running commands do."""
+    deadline = time.monotonic() + _TIMEOUT
+    while not is_done():
+      for process in processes:
+        assert process.poll() is None, process.stderr.read().decode()
+      assert time.monotonic() < deadline
+      time.sleep(0.001)
+
+  def kill_once(self, is_done: Callable[[], bool], *call: str, **options):
+    """Starts a command and kills it as soon as something is done."""
+    process = self.start(*call, **options)
+    self.wait(is_done, process)
+    process.kill()
+    process.communicate()
 
   def finish(
     self, process: subprocess.Popen, stdin: bytes | None = None

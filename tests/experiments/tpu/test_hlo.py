@@ -153,20 +153,20 @@ def test_what_an_instruction_calls_is_counted(line, times):
 
 
 @pytest.mark.parametrize(
-  ('line', 'is_gather'),
+  ('is_gather', 'line'),
   [
-    ('%c = bf16[5,32000]{1,0} all-gather(%rows), dimensions={1}', True),
+    (True, '%c = bf16[5,32000]{1,0} all-gather(%rows), dimensions={1}'),
     (
+      True,
       '%c = (f32[5,2000]{1,0}, f32[5,32000]{1,0}) all-gather-start(%rows)\n'
       '  %d = f32[5,32000]{1,0} all-gather-done(%c)',
-      True,
     ),
-    ('%c = f32[1,256,125]{2,1,0} all-gather(%rows), dimensions={1}', True),
-    ('%c = f32[32000]{0} all-reduce(%rows), to_apply=%sum', True),
-    ('%c = f32[32000]{0} all-to-all(%rows), dimensions={0}', True),
-    ('%c = bf16[5,2000]{1,0} all-gather(%rows), dimensions={1}', False),
-    ('%c = f32[256]{0} all-reduce(%rows), to_apply=%sum', False),
-    ('%c = bf16[5,32000]{1,0} convert(%rows)', False),
+    (True, '%c = f32[1,256,125]{2,1,0} all-gather(%rows), dimensions={1}'),
+    (True, '%c = f32[32000]{0} all-reduce(%rows), to_apply=%sum'),
+    (True, '%c = f32[32000]{0} all-to-all(%rows), dimensions={0}'),
+    (False, '%c = bf16[5,2000]{1,0} all-gather(%rows), dimensions={1}'),
+    (False, '%c = f32[256]{0} all-reduce(%rows), to_apply=%sum'),
+    (False, '%c = bf16[5,32000]{1,0} convert(%rows)'),
   ],
 )
 def test_a_gathered_vocabulary_is_found(line, is_gather):
@@ -225,44 +225,37 @@ _NO_COPIES = {
 }
 
 
-@pytest.mark.parametrize('case', _COPIES)
-def test_a_copied_weight_is_found(case):
-  assert _program(**_COPIES[case]).weight_copies() == 1
+@pytest.mark.parametrize('case', [*_COPIES, *_NO_COPIES])
+def test_copied_weights_are_counted(case):
+  program = _program(**(_COPIES | _NO_COPIES)[case])
+  assert program.weight_copies() == (case in _COPIES)
 
 
-@pytest.mark.parametrize('case', _NO_COPIES)
-def test_what_is_no_copied_weight_is_not(case):
-  assert _program(**_NO_COPIES[case]).weight_copies() == 0
+_HOST = 'f32[8]{0:T(128)S(5)}'
 
 
 @pytest.mark.parametrize(
-  ('line', 'is_with_host'),
+  'line',
   [
-    ('%c = ((s32[4]{0}), token[]) infeed(%i)', True),
-    ('%c = token[] outfeed(%i)', True),
-    ('%c = (f32[8]{0}, token[]) send(%i), is_host_transfer=true', True),
-    ('%c = (f32[8]{0}, token[]) recv(%i), is_host_transfer=true', True),
-    (
-      '%c = f32[8]{0} custom-call(%i), custom_call_target="MoveToHost"',
-      True,
-    ),
-    (
-      '%c = f32[8]{0} custom-call(%i), '
-      'custom_call_target="xla_ffi_python_cpu_callback"',
-      True,
-    ),
-    (
-      '%c = (f32[8]{0:T(128)S(5)}, f32[8]{0:T(128)}, u32[]) copy-start(%i)\n'
-      '  %d = f32[8]{0:T(128)S(5)} copy-done(%c)',
-      True,
-    ),
-    ('%h = s32[]{:S(5)} bitcast(%i)\n  %c = s32[]{:T(128)} copy(%h)', True),
-    ('%c = f32[8]{0} custom-call(%i), custom_call_target="TopK"', False),
+    '%c = ((s32[4]{0}), token[]) infeed(%i)',
+    '%c = token[] outfeed(%i)',
+    '%c = (f32[8]{0}, token[]) send(%i), is_host_transfer=true',
+    '%c = (f32[8]{0}, token[]) recv(%i), is_host_transfer=true',
+    '%c = f32[8]{0} custom-call(%i), custom_call_target="MoveToHost"',
+    '%c = f32[8]{0} custom-call(%i), '
+    'custom_call_target="xla_ffi_python_cpu_callback"',
+    f'%c = ({_HOST}, f32[8]{{0:T(128)}}, u32[]) copy-start(%i)\n'
+    f'  %d = {_HOST} copy-done(%c)',
+    '%h = s32[]{:S(5)} bitcast(%i)\n  %c = s32[]{:T(128)} copy(%h)',
   ],
 )
-def test_a_host_transfer_is_found(line, is_with_host):
-  program = _program(outer=line, inner=line)
-  assert program.host_transfers() == 8 * is_with_host
+def test_a_host_transfer_is_found(line):
+  assert _program(outer=line, inner=line).host_transfers() == 8
+
+
+def test_another_custom_call_is_no_host_transfer():
+  line = '%c = f32[8]{0} custom-call(%i), custom_call_target="TopK"'
+  assert _program(outer=line, inner=line).host_transfers() == 0
 
 
 def _bytes(**planted):
