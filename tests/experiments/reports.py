@@ -33,8 +33,18 @@ DESCRIPTION = {
 }
 
 
+_NOT_MEASURED = (
+  *('overhead_ms', 'tokens_per_round_ci95', 'plain_rounds', 'prefill_ms'),
+  *('verify_ms_by_width', 'acceptance', 'acceptance_ci95', 'cost_ratio'),
+  *('ms_per_token_ci95', 'mean_speedup', 'mean_speedup_ci95'),
+  *('leviathan_speedup', 'predicted_speedup', 'outputs_tied'),
+  *('outputs_differing', 'refilled_ms_per_token', 'refilled_speedup'),
+  *('refilled_speedup_ci95', 'refilled_tied', 'refilled_differing'),
+)
+
+
 def row(method, category, num_drafts, **changes):
-  values = {
+  values = dict.fromkeys(_NOT_MEASURED) | {
     'method': method,
     'drafter': 'none' if method == METHODS[0] else 'ngram',
     'verifier': 'chain',
@@ -55,30 +65,10 @@ def row(method, category, num_drafts, **changes):
     'speedup_ci95': [1.25, 1.75],
     'draft_ms': 0.5,
     'verify_ms': 20.0,
-    'overhead_ms': None,
     'percent_of_roofline': 71.0,
     'samples': 1,
-    'tokens_per_round_ci95': None,
-    'plain_rounds': None,
-    'verify_ms_by_width': None,
-    'acceptance': None,
-    'acceptance_ci95': None,
-    'ms_per_token_ci95': None,
-    'mean_speedup': None,
-    'mean_speedup_ci95': None,
-    'leviathan_speedup': None,
-    'predicted_speedup': None,
-    'prefill_ms': None,
-    'cost_ratio': None,
     'part': '',
     'scores': {},
-    'outputs_tied': None,
-    'outputs_differing': None,
-    'refilled_ms_per_token': None,
-    'refilled_speedup': None,
-    'refilled_speedup_ci95': None,
-    'refilled_tied': None,
-    'refilled_differing': None,
   }
   return values | changes
 

@@ -168,12 +168,7 @@ def test_paper_stands_beside_ours(found):
 
 
 def test_a_paper_without_numbers_of_ours_is_named(tmp_path):
-  paper = {
-    'source': 'Sun et al.',
-    'note': 'gains alone',
-    'targets': '',
-    'rows': [],
-  }
+  paper = {'source': 'Sun et al.', 'note': 'gains alone', 'targets': ''}
   content = reports.evaluation() | {'paper': paper | {'rows': []}}
   result_file.write(tmp_path / 'result.json', content)
   shown = page.render(result_file.find(str(tmp_path)), 'Results', 1)
@@ -202,19 +197,13 @@ def test_every_field_of_a_row_is_explained():
   [
     ('result.json', '{"schema": 5}', 'has schema 5 and no row over all'),
     ('benchmark.json', '{"schema": 9}', 'has schema 9'),
-    (
-      'generations.jsonl',
-      '{"schema": 9}',
-      'line 1, cannot be read (schema 9',
-    ),
+    ('generations.jsonl', '{"schema": 9}', 'line 1, cannot be read (schema 9'),
   ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, why):
-  folder = tmp_path / 'run'
-  folder.mkdir()
-  result_file.write(folder / 'result.json', reports.evaluation())
-  (folder / name).write_text(content)
-  expected = f'^{re.escape(str(folder / name))}.*{re.escape(why)}'
+  result_file.write(tmp_path / 'result.json', reports.evaluation())
+  (tmp_path / name).write_text(content)
+  expected = f'^{re.escape(str(tmp_path / name))}.*{re.escape(why)}'
   with pytest.raises(ValueError, match=expected):
     page.render(result_file.find(str(tmp_path)), 'Results', 1)
 
@@ -229,13 +218,17 @@ def test_a_negative_rest_is_explained_below_it(tmp_path):
   assert '-2.34' in page.render([run], 'Results', 1)
 
 
-def test_a_folder_without_results_is_refused(tmp_path):
-  with pytest.raises(ValueError, match=r'has neither result\.json'):
-    result_file.find(str(tmp_path))
-  with pytest.raises(ValueError, match='is not a folder'):
-    result_file.find(str(tmp_path / 'none'))
-  with pytest.raises(ValueError, match='copy the folder here'):
-    result_file.find('gs://bucket/results')
+@pytest.mark.parametrize(
+  ('path', 'words'),
+  [
+    ('', r'has neither result\.json'),
+    ('none', 'is not a folder'),
+    ('gs://bucket/results', 'copy the folder here'),
+  ],
+)
+def test_a_folder_without_results_is_refused(tmp_path, path, words):
+  with pytest.raises(ValueError, match=words):
+    result_file.find(path if '://' in path else str(tmp_path / path))
 
 
 def _curve(overhead_ms):
