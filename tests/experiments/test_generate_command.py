@@ -10,8 +10,6 @@ import sys
 import gin
 import pytest
 
-import specsample
-
 _PROMPT = 'The rain in Spain'
 _NEW_TOKENS = 96  # more than a terminal is wide
 # Terminal codes for green, bold red and bold blue.
@@ -24,7 +22,6 @@ generating.Generator.sampling = @specsample.Sampling()
 specsample.Sampling.temperature = 1.0
 """
 _GREEDY = ('ngram', 'skip', 'candidates', 'none', 'no drafts')
-_TURNS = ('Hello!', 'And then?')
 
 
 @pytest.fixture(scope='module')
@@ -118,19 +115,15 @@ def test_a_chat_is_answered(outcomes, greedy):
   assert outcomes[1]['chat'].out == text + '\n'
 
 
-def test_a_seed_fixes_what_is_drawn(outcomes):
-  drawn = outcomes[1]['drawn'].out
-  assert outcomes[1]['drawn again'].out == drawn
-  assert outcomes[1]['drawn anew'].out != drawn
-  assert outcomes[1]['none'].out != drawn
-  assert outcomes[1]['configured'].out == drawn
-
-
-@pytest.mark.parametrize(
-  'name', ['best of all', 'of all mass', 'near the best']
-)
-def test_of_one_likely_token_sampling_is_greedy(outcomes, name):
-  assert outcomes[1][name].out == outcomes[1]['none'].out
+def test_settings_and_the_seed_decide_what_is_drawn(outcomes):
+  out = {name: outcome.out for name, outcome in outcomes[1].items()}
+  for name in ('drawn again', 'configured'):
+    assert out[name] == out['drawn']
+  for name in ('drawn anew', 'none'):
+    assert out[name] != out['drawn']
+  # Of one likely token, sampling is greedy.
+  for name in ('best of all', 'of all mass', 'near the best'):
+    assert out[name] == out['none']
 
 
 @pytest.mark.parametrize('name', _GREEDY)
@@ -167,30 +160,23 @@ def test_showing_the_drafts_changes_no_token(outcomes):
   assert 'from (target - draft)+, normalised, after 1' in shown.err
 
 
-def test_json_holds_the_rounds_that_are_shown(outcomes):
+def test_json_and_the_page_of_results_hold_the_rounds_that_are_shown(
+  outcomes, commands, tmp_path
+):
   result = _json(outcomes, 'drawn in rounds')
   metrics, rounds = result['metrics'], result['rounds']
   assert len(rounds) == metrics['rounds']
   drafted = [x for one in rounds for x in one['candidates']]
   assert len(drafted) == metrics['drafted']
-  assert [x['fate'] for x in drafted].count('kept') == metrics['kept']
-
-
-def test_the_page_of_results_has_the_rounds(outcomes, commands, tmp_path):
-  folder, _ = outcomes
+  fates = [x['fate'] for x in drafted]
+  assert fates.count('kept') == metrics['kept']
   page = tmp_path / 'page.html'
-  flags = (f'--results={folder / "drawn in rounds"}', f'--out={page}')
-  assert commands.run('report', *flags).code == 0
+  results = outcomes[0] / 'drawn in rounds'
+  commands.complete('report', f'--results={results}', f'--out={page}')
   text = page.read_text('utf-8')
-  rounds = _json(outcomes, 'drawn in rounds')['rounds']
   assert text.count('>round ') == len(rounds)
-  struck = [
-    x['text']
-    for one in rounds
-    for x in one['candidates']
-    if x['fate'] in ('rejected', 'falls')
-  ]
-  assert text.count('<del>') == len(struck) > 0
+  struck = fates.count('rejected') + fates.count('falls')
+  assert text.count('<del>') == struck > 0
 
 
 def test_marked_text_goes_to_standard_error_beside_a_pipe(outcomes):
@@ -216,45 +202,16 @@ def test_a_terminal_gets_the_origins_by_colour(outcomes, call, commands):
   assert 'stopped by: max_new_tokens' in plain
 
 
-def test_a_terminal_without_colours_gets_brackets(call, commands):
-  screen = _on_terminal(
-    commands,
-    [*call, '--drafter=skip', '--show'],
-    {'NO_COLOR': '1', 'COLUMNS': '40'},
-  )
-  assert not re.search(r'\x1b\[[1;]*3\dm', screen)
-  plain = re.sub(r'\x1b\[[\d;?]*[a-zA-Z]', '', screen)
-  legend, *_ = plain.partition(')')[0].splitlines()[-3:]
-  assert legend.rstrip() == '[accepted draft], unmarked: correction,'
-  # Words of the tiny model may be longer than a line.
-  metrics = plain[plain.rindex(f'{_NEW_TOKENS} tokens in') :]
-  assert all(len(line.strip()) <= 40 for line in metrics.splitlines())
-  assert plain.count('[') > 10
-
-
-@pytest.fixture(scope='module')
-def chats(tiny_methods, commands):
-  """Outcomes of a chat of two turns, by drafter."""
-  ended = {}
-  for name in ('ngram', 'skip'):
-    call = ('generate', *tiny_methods, '--interactive', '--max_new_tokens=24')
-    process = commands.start(*call, f'--drafter={name}', stdin=subprocess.PIPE)
-    lines = ''.join(f'{turn}\n' for turn in _TURNS)
-    ended[name] = commands.finish(process, lines.encode())
-  return ended
-
-
-@pytest.mark.parametrize('name', ['ngram', 'skip'])
 def test_a_second_turn_is_answered_with_the_first_in_mind(
-  chats, greedy, checkpoint, name
+  tiny_methods, commands, greedy, target
 ):
-  tokenizer = specsample.load(checkpoint).tokenizer
-  first, second = _TURNS
-  tokens, answer = greedy(first, 24, chat=True)
-  whole = tokenizer.encode(f'user: {first}\nassistant: ') + tokens
-  new = tokenizer.encode(f'\nuser: {second}\nassistant: ')
+  call = ('generate', *tiny_methods, '--interactive', '--max_new_tokens=24')
+  process = commands.start(*call, '--drafter=skip', stdin=subprocess.PIPE)
+  outcome = commands.finish(process, b'Hello!\nAnd then?\n')
+  tokens, answer = greedy('Hello!', 24, chat=True)
+  whole = target.tokenizer.encode('user: Hello!\nassistant: ') + tokens
+  new = target.tokenizer.encode('\nuser: And then?\nassistant: ')
   _, other = greedy(whole + new, 24)
-  outcome = chats[name]
   assert outcome.code == 0, outcome.err
   assert outcome.out == f'{answer}\n{other}\n'
   read = re.findall(r'^\((\d+) tokens read, 24 written', outcome.err, re.M)
@@ -285,12 +242,10 @@ def test_flags_are_parsed_before_jax_is_imported():
   assert done.stdout == 'True False\n'
 
 
-def _on_terminal(commands, call, variables=()):
+def _on_terminal(commands, call):
   """Returns everything that a command writes to a terminal of its own."""
   terminal, end = pty.openpty()
-  process = commands.start(
-    *call, stdin=end, stdout=end, stderr=end, variables=variables
-  )
+  process = commands.start(*call, stdin=end, stdout=end, stderr=end)
   os.close(end)
   chunks = []
   try:
