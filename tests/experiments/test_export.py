@@ -12,9 +12,8 @@ from specsample.models import tensors
 
 
 @pytest.fixture(scope='module')
-def saved(checkpoint, tmp_path_factory):
+def saved(checkpoint, target, tmp_path_factory):
   """A folder with an EAGLE-3 of the tiny model."""
-  target = specsample.load(checkpoint)
   drafter = drafters.Eagle3(
     model=target.model,
     num_draft_tokens=3,
@@ -36,8 +35,7 @@ def test_a_saved_drafter_is_written(
 ):
   out = tmp_path / 'out'
   flags = (f'--drafter={saved}', f'--layout={layout}', f'--out={out}')
-  ended = commands.run('export', *flags)
-  assert ended.code == 0, ended.err
+  ended = commands.complete('export', *flags)
   assert f'Eagle3 in the {layout} layout: {out}' in ended.out
   assert {path.name for path in out.iterdir()} == {
     'README.md',
@@ -60,7 +58,7 @@ def test_a_saved_drafter_is_written(
 
 
 @pytest.mark.parametrize(
-  ('flags', 'message'),
+  ('flags', 'words'),
   [
     (['--layout=gguf', '--out=OUT'], '--layout=gguf'),
     (['--layout=huggingface', '--out=OUT', '--upload=me'], "'me' is no repos"),
@@ -71,21 +69,17 @@ def test_a_saved_drafter_is_written(
     (['--layout=huggingface', '--out=EXISTS'], 'exists: remove it, or name'),
   ],
 )
-def test_bad_input_ends_in_one_line(commands, saved, tmp_path, flags, message):
-  places = {'OUT': str(tmp_path / 'out'), 'EXISTS': str(saved)}
+def test_bad_input_ends_in_one_line(commands, saved, tmp_path, flags, words):
+  places = {'=OUT': f'={tmp_path / "out"}', '=EXISTS': f'={saved}'}
   for name, place in places.items():
-    flags = [flag.replace(f'--out={name}', f'--out={place}') for flag in flags]
-  ended = commands.run('export', f'--drafter={saved}', *flags)
-  assert ended.code == 2
-  assert message in ended.err
+    flags = [flag.replace(name, place) for flag in flags]
+  commands.run('export', f'--drafter={saved}', *flags).check_refused(words)
   assert not [*tmp_path.iterdir()]
 
 
 def test_a_published_drafter_needs_the_target(commands, saved, tmp_path):
-  first, again = tmp_path / 'first', tmp_path / 'again'
-  flags = ('--layout=huggingface', f'--out={first}')
-  assert commands.run('export', f'--drafter={saved}', *flags).code == 0
-  flags = ('--layout=huggingface', f'--out={again}')
-  ended = commands.run('export', f'--drafter={first}', *flags)
-  assert ended.code == 2
-  assert 'does not say for which model: give --target=MODEL' in ended.err
+  call = ('export', '--layout=huggingface')
+  first = tmp_path / 'first'
+  commands.complete(*call, f'--drafter={saved}', f'--out={first}')
+  again = commands.run(*call, f'--drafter={first}', f'--out={tmp_path / "x"}')
+  again.check_refused('does not say for which model: give --target=MODEL')

@@ -7,6 +7,11 @@ from experiments.certificate import terminal
 from experiments.certificate.planted import detectors
 
 
+def _sections(**sections):
+  names = ('cases', 'lossy', 'statistical', 'choices', 'planted_bugs')
+  return {name: [] for name in names} | sections
+
+
 def test_what_is_no_number_is_shown_and_fails(capsys):
   case = {
     'verifier': 'mine',
@@ -40,24 +45,18 @@ def test_what_is_no_number_is_shown_and_fails(capsys):
     'scored': {'8': 30, '640': 2},
     'passed': False,
   }
-  certificate = {
-    'cases': [case, case | {'max_error': 1e-16, 'expected_accepted': 1.0}],
-    'lossy': [],
-    'statistical': [drawn],
-    'choices': [choice],
-    'planted_bugs': [bug],
-  }
+  certificate = _sections(
+    cases=[case, case | {'max_error': 1e-16, 'expected_accepted': 1.0}],
+    statistical=[drawn],
+    choices=[choice],
+    planted_bugs=[bug],
+  )
   json.dumps(certificate, allow_nan=False)
   terminal.show(certificate)
   shown = capsys.readouterr().out
   assert shown.count('NaN') >= 6
   assert re.search(r'greedy +32 +1 +2 +30 +2', shown)
   assert len(list(terminal.failures(certificate))) == 5
-
-
-def _sections(**sections):
-  names = ('cases', 'lossy', 'statistical', 'choices', 'planted_bugs')
-  return {name: [] for name in names} | sections
 
 
 def test_wrong_tokens_of_all_scenes_are_counted(capsys):
@@ -83,13 +82,10 @@ def test_a_lossy_rule_is_shown_with_its_distance_from_the_target(capsys):
     'expected_accepted': 1.0,
     'passed': True,
   }
-  certificate = {
-    'cases': [record('exact', 0.0)],
-    'lossy': [record('typical', 0.25), record('typical', 0.5)],
-    'statistical': [],
-    'choices': [],
-    'planted_bugs': [],
-  }
+  certificate = _sections(
+    cases=[record('exact', 0.0)],
+    lossy=[record('typical', 0.25), record('typical', 0.5)],
+  )
   terminal.show(certificate)
   exact, typical = capsys.readouterr().out.splitlines()[-3:-1]
   assert 'exact' in exact
