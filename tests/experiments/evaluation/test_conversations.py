@@ -23,6 +23,7 @@ from experiments.reporting import rows
 import specsample
 from specsample import testing
 from specsample.testing import hash_model
+from tests.experiments.evaluation import made_up
 
 _PROMPTS = [
   prompts_lib.Prompt('81', 'math', 'One?', 1, next_turns=('And?', 'So?')),
@@ -83,12 +84,6 @@ def _decode(compared, journal):
   return turns
 
 
-def _table(compared, journal):
-  if (decoding.MEMORY, 0) not in journal:
-    journal.add((decoding.MEMORY, 0), {'bytes_per_second': 1.0})
-  return table_lib.Table.of(_part(compared, journal))
-
-
 def _answers(journal, method):
   """Returns the tokens of a method's answers, by prompt and turn."""
   return {
@@ -98,8 +93,16 @@ def _answers(journal, method):
   }
 
 
+@pytest.fixture(scope='module')
+def table(compared, decoded):
+  """The table of all turns."""
+  journal, _ = decoded
+  journal.add((decoding.MEMORY, 0), {'bytes_per_second': 1.0})
+  return table_lib.Table.of(_part(compared, journal))
+
+
 @pytest.mark.parametrize('method', ['ngram', 'lossy'])
-def test_the_own_answers_are_in_the_context(compared, decoded, method):
+def test_context_has_the_methods_own_answers(compared, decoded, method):
   journal, (_, second, third) = decoded
   tokenizer = compared.target.tokenizer
   answers = _answers(journal, method)
@@ -111,51 +114,42 @@ def test_the_own_answers_are_in_the_context(compared, decoded, method):
   # A prompt that goes on is in the next turn, and is answered there.
   assert list(second.prompts) == [0, 2] and list(third.prompts) == [0]
   assert answers.keys() == {(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1)}
+  # In the first turn, these prompts are in two batches of two.
+  (batch,) = journal.of('generation', method, 0, 1)
+  assert [run['prompt'] for run in batch['generations']] == [0, 2]
+  sizes = [run['prompt_tokens'] for run in batch['generations']]
+  assert sizes == [len(row) for row in second.tokens[method, 0]]
 
 
-def test_exact_methods_answer_all_turns_alike(compared, decoded):
+def test_exact_methods_answer_all_turns_alike(compared, decoded, table):
   journal, turns = decoded
   plain = _answers(journal, methods.BASELINE)
   assert _answers(journal, 'ngram') == plain
   assert _answers(journal, 'lossy') != plain
-  found = _table(compared, journal)
-  assert found.mismatches == {'ngram': rows.Mismatches(0, 0)}
+  assert table.mismatches == {'ngram': rows.Mismatches(0, 0)}
   assert not list(audits.units(_part(compared, journal), turns))
 
 
-def test_conversations_that_go_on_share_a_batch(decoded):
-  journal, _ = decoded
-  # In the first turn, these prompts are in two batches of two.
-  (second,) = journal.of('generation', 'ngram', 0, 1)
-  assert [run['prompt'] for run in second['generations']] == [0, 2]
-  assert [run['prompt_tokens'] for run in second['generations']] == [
-    len(row) for row in decoded[1][1].tokens['ngram', 0]
-  ]
-
-
-def test_a_row_counts_all_turns_and_each_turn_has_rows(compared, decoded):
-  found = {
-    row.category: row
-    for row in _table(compared, decoded[0]).rows
-    if row.method == 'ngram'
+def test_row_counts_all_turns_and_each_turn_has_rows(table):
+  found = {row.category: row for row in table.rows if row.method == 'ngram'}
+  assert {name: (row.prompts, row.tokens) for name, row in found.items()} == {
+    'overall': (3, 48),
+    'math': (2, 40),
+    'qa': (1, 8),
+    'turn 1': (3, 24),
+    'turn 2': (2, 16),
+    'turn 3': (1, 8),
   }
-  assert list(found) == ['overall', 'math', 'qa', 'turn 1', 'turn 2', 'turn 3']
-  prompts = [row.prompts for row in found.values()]
-  assert prompts == [3, 2, 1, 3, 2, 1]
-  each = [found[f'turn {i}'] for i in (1, 2, 3)]
-  assert [row.tokens for row in each] == [24, 16, 8]
-  assert found['overall'].tokens == 48
-  assert found['math'].tokens == 40
   # A batch holds one turn, so each turn has its own time.
+  each = [found[f'turn {i}'] for i in (1, 2, 3)]
   assert all(row.ms_per_token > 0 for row in each)
   total = sum(row.tokens * row.ms_per_token for row in each)
   assert found['overall'].ms_per_token == pytest.approx(total / 48)
 
 
-def test_a_question_is_as_fast_as_all_its_turns():
-  counts = specsample.stats.Stats(1, 1, (0,), (0,))
-  run = lambda prompt, turn, tokens, seconds: rows.Generation(
-    prompt, '', 1, [0] * tokens, [], seconds, counts, prompt=prompt, turn=turn
+def test_question_is_as_fast_as_all_its_turns():
+  run = lambda prompt, turn, tokens, seconds: made_up.generation(
+    tokens, batch=prompt, prompt=prompt, turn=turn, seconds=seconds
   )
   plain = [run(0, 0, 1, 1.0), run(1, 0, 2, 2.0), run(0, 1, 1, 1.0)]
   fast = [run(0, 0, 1, 1.0), run(1, 0, 2, 1.0), run(0, 1, 3, 1.0)]
@@ -165,10 +159,9 @@ def test_a_question_is_as_fast_as_all_its_turns():
   assert measured['prompts'] == 2
 
 
-def test_the_text_of_each_turn_is_a_line(compared, decoded, tmp_path):
-  found = _table(compared, decoded[0])
+def test_text_of_each_turn_is_a_line(compared, decoded, table, tmp_path):
   tokenizer = compared.target.tokenizer
-  generations.write(tmp_path, tokenizer, _PROMPTS, found.generations)
+  generations.write(tmp_path, tokenizer, _PROMPTS, table.generations)
   lines = generations.read(tmp_path / 'generations.jsonl', 9)
   assert [(one['id'], one['text']) for one in lines] == [
     ('81', 'One?'),
@@ -178,55 +171,46 @@ def test_the_text_of_each_turn_is_a_line(compared, decoded, tmp_path):
     ('82', 'Three?'),
     ('82, turn 2', 'Then?'),
   ]
-  answer = _answers(decoded[0], 'ngram')[2, 1]
-  assert ''.join(lines[-1]['methods']['ngram']['pieces']) == tokenizer.decode(
-    answer
-  )
+  text = ''.join(lines[-1]['methods']['ngram']['pieces'])
+  assert text == tokenizer.decode(_answers(decoded[0], 'ngram')[2, 1])
 
 
-def test_a_later_turn_is_audited_where_both_read_the_same(compared, tmp_path):
+def test_later_turn_is_audited_where_both_read_the_same(compared, tmp_path):
+  model = testing.tiny_llama(vocab_size=110)
+  params = model.init(jax.random.key(0))
   greedy = dataclasses.replace(
     compared,
-    target=dataclasses.replace(
-      compared.target,
-      model=(model := testing.tiny_llama(vocab_size=110)),
-      params=model.init(jax.random.key(0)),
-    ),
+    target=dataclasses.replace(compared.target, model=model, params=params),
     methods={x: compared.methods[x] for x in (methods.BASELINE, 'ngram')},
     batch_size=1,
   )
   journal = journal_lib.Journal(tmp_path, {})
-  asked = [_PROMPTS[0], _PROMPTS[2]]
-  asked[0] = dataclasses.replace(asked[0], next_turns=('And?',))
+  asked = [
+    dataclasses.replace(_PROMPTS[0], next_turns=('And?',)),
+    _PROMPTS[2],
+  ]
   answers = {
     # The first answers differ in prompt 2, and the second ones in both.
     methods.BASELINE: [[[5, 6], [5, 6]], [[7, 8], [7, 8]]],
     'ngram': [[[5, 6], [5, 9]], [[7, 9], [7, 9]]],
   }
-  counts = specsample.stats.Stats(2, 1, (0, 0, 1), (1, 0, 0))
   for name, of_turns in answers.items():
     for turn, of_prompts in enumerate(of_turns):
       for i, tokens in enumerate(of_prompts):
-        run = rows.Generation(
-          i, '', 1, tokens, [], 1.0, counts, prompt=i, turn=turn
-        )
+        run = made_up.generation(tokens, batch=i, prompt=i, turn=turn)
         key = conversations.key(name, i, turn)
         journal.add(key, {'generations': [run.to_json()]})
   part = _part(greedy, journal, asked)
   turns = [conversations.turn(part, number) for number in range(2)]
-  different = list(audits.units(part, turns))
-  assert [unit.key for unit in different] == [
-    (audits.KIND, 'ngram', 1),
-    (audits.KIND, 'ngram', 0, 1),
-  ]
-  journal.add(different[1].key, found := different[1].run())
+  first, second = audits.units(part, turns)
+  assert first.key == (audits.KIND, 'ngram', 1)
+  assert second.key == (audits.KIND, 'ngram', 0, 1)
+  found = second.run()
   assert (found['prompt'], found['turn'], found['position']) == (1, 2, 1)
   # The audit reads what the turn has read: it finds the model's best token.
-  read = [*turns[1].tokens['ngram', 0][0], 7]
-  logits, _ = model.apply(
-    greedy.target.params, np.asarray([read]), model.init_cache(1, 0)
-  )
-  best = int(np.argmax(np.asarray(logits.logits[0, -1])))
+  read = np.asarray([[*turns[1].tokens['ngram', 0][0], 7]])
+  output, _ = model.apply(params, read, model.init_cache(1, 0))
+  best = int(np.argmax(np.asarray(output.logits[0, -1])))
   assert found['audit']['float32']['best'] == best
   assert 'prompt 1, turn 2, token 1' in audits.lines([found])[0]
 
@@ -250,32 +234,28 @@ def test_only_as_many_turns_as_asked_for(compared):
     dataclasses.replace(compared, max_turns=0)
 
 
-@pytest.mark.parametrize(
-  ('change', 'prompt', 'message'),
-  [
+def test_what_cannot_be_a_conversation_is_refused(compared):
+  without_chat = dataclasses.replace(compared, chat=False)
+  long = dataclasses.replace(_PROMPTS[2], next_turns=('x' * 300,))
+  for changed, prompt, message in (
     (
-      {'chat': False},
+      without_chat,
       _PROMPTS[0],
       r'asked, line 1: 3 turns .* chat is False: .* Evaluation.max_turns = 1',
     ),
     (
-      {},
-      dataclasses.replace(_PROMPTS[2], next_turns=('x' * 300,)),
+      compared,
+      long,
       'asked, line 3: 2 turns of the user have 3.* takes 256, .* shorten',
     ),
-  ],
-)
-def test_what_cannot_be_a_conversation_is_refused(
-  compared, change, prompt, message
-):
-  changed = dataclasses.replace(compared, **change)
-  with pytest.raises(ValueError, match=message):
-    conversations.check(changed, 'asked', prompt)
-  first_only = dataclasses.replace(changed, max_turns=1)
-  conversations.check(first_only, 'asked', prompt)
+  ):
+    with pytest.raises(ValueError, match=message):
+      conversations.check(changed, 'asked', prompt)
+    first_only = dataclasses.replace(changed, max_turns=1)
+    conversations.check(first_only, 'asked', prompt)
 
 
-def test_a_kill_in_the_second_turn_loses_nothing(
+def test_kill_in_the_second_turn_loses_nothing(
   commands, tiny_evaluate, tmp_path
 ):
   asked = [
