@@ -1,4 +1,4 @@
-"""Adaptive methods as gin files name them, and the binding of their costs."""
+"""Adaptive and judged methods as gin files name them."""
 
 import json
 import pathlib
@@ -7,6 +7,7 @@ import textwrap
 
 import gin
 import jax
+import numpy as np
 import pytest
 
 from experiments import methods
@@ -33,10 +34,10 @@ def draft(checkpoint, tmp_path_factory):
   return path
 
 
-@pytest.fixture(scope='module')
-def rows(draft, tiny, commands, tmp_path_factory):
-  """The overall rows of the shipped configuration with the draft model."""
-  out = tmp_path_factory.mktemp('compared')
+@pytest.mark.nightly
+def test_rounds_without_drafts_are_most_where_drafts_are_never_accepted(
+  draft, tiny, commands, tmp_path
+):
   bindings = (
     f"draft/methods.trained.name = '{draft}'",
     f'adaptive.adaptive.num_draft_tokens = {_K}',
@@ -46,38 +47,31 @@ def rows(draft, tiny, commands, tmp_path_factory):
     "Evaluation.methods = {'autoregressive': @autoregressive/Method(), "
     "'contrary': @contrary/adaptive()}",
   )
-  call = [
+  outcome = commands.run(
     *('evaluate', '--gin_file=configs/runs/adaptive.gin', *tiny),
     *(f'--gin_bindings={binding}' for binding in bindings),
-    *('--limit=1', f'--out={out}'),
-  ]
-  (outcome,) = commands.run_all([call])
+    *('--limit=1', f'--out={tmp_path}'),
+  )
   assert outcome.code == 0, outcome
-  found = json.loads((out / 'result.json').read_text())['rows']
-  return {row['method']: row for row in found if row['category'] == 'overall'}
-
-
-@pytest.mark.nightly
-def test_rounds_without_drafts_are_most_where_drafts_are_never_kept(rows):
-  assert rows['contrary']['acceptance_by_position'][0] == 0
-  assert rows['contrary']['tokens_per_round'] == 1
-  assert rows['contrary']['drafter'] == 'adaptive'
-  assert rows['contrary']['num_draft_tokens'] == _K
-  assert rows['contrary']['plain_rounds'] > 0.5
-  assert rows['contrary']['verify_ms_by_width'].keys() == {'0', '1', '2'}
+  found = json.loads((tmp_path / 'result.json').read_text())['rows']
+  plain, contrary = (row for row in found if row['category'] == 'overall')
+  assert contrary['acceptance_by_position'][0] == 0
+  assert contrary['tokens_per_round'] == 1
+  assert contrary['drafter'] == 'adaptive'
+  assert contrary['num_draft_tokens'] == _K
+  assert contrary['plain_rounds'] > 0.5
+  assert contrary['verify_ms_by_width'].keys() == {'0', '1', '2'}
+  assert contrary['prefill_ms'] > 0
   # Its rounds differ from those whose parts are timed.
-  assert rows['contrary']['draft_ms'] is None
-  assert rows['contrary']['prefill_ms'] > 0
-  assert rows['autoregressive']['verify_ms'] > 0
-  assert rows['contrary']['predicted_speedup'] is None
-  assert rows['contrary']['cost_ratio'] is None
-  assert rows['contrary']['leviathan_speedup'] is None
+  for name in ('draft_ms', 'predicted_speedup', 'cost_ratio'):
+    assert contrary[name] is None
+  assert contrary['leviathan_speedup'] is None
+  assert plain['verify_ms'] > 0
   # It is None if other work on the machine hid the time of a round.
-  predicted = rows['autoregressive']['predicted_speedup']
-  assert predicted is None or predicted > 0
+  assert plain['predicted_speedup'] is None or plain['predicted_speedup'] > 0
 
 
-def test_the_page_prints_the_costs_as_a_binding(
+def test_page_prints_the_costs_as_a_binding(
   draft, checkpoint, capsys, monkeypatch, tmp_path
 ):
   monkeypatch.setenv('SPECSAMPLE_CACHE', str(tmp_path))
@@ -99,7 +93,7 @@ def test_the_page_prints_the_costs_as_a_binding(
   assert len(costs) == 4 + 1 and min(costs) > 0
 
 
-def test_contrary_negates_the_logits_and_is_of_a_draft_model(checkpoint):
+def test_contrary_negates_the_logits_of_a_draft_model(checkpoint):
   target = specsample.load(checkpoint)
   drafter = drafters.DraftModel(
     model=target.model, num_draft_tokens=_K, layers=(0,)
@@ -113,13 +107,13 @@ def test_contrary_negates_the_logits_and_is_of_a_draft_model(checkpoint):
     params = {'target': target.params, 'drafter': method.params}
     return drafter.logits(params, hidden * scale)
 
-  testing_close = lambda x, y: abs(x - y).max() < 1e-5
-  assert testing_close(logits(adaptive.contrary(method)), -logits(method))
+  sums = logits(adaptive.contrary(method)) + logits(method)
+  np.testing.assert_allclose(sums, 0, atol=1e-5)
   with pytest.raises(ValueError, match='the drafter is NoDraft'):
     adaptive.contrary(methods.Method(drafters.NoDraft()))
 
 
-def test_the_most_drafts_and_the_widths_may_be_given():
+def test_most_drafts_and_widths_may_be_given():
   method = methods.Method(
     drafters.Chain(model=testing.HashModel(vocab_size=4), num_draft_tokens=2)
   )
@@ -133,11 +127,17 @@ def test_the_most_drafts_and_the_widths_may_be_given():
   assert longer.widths == (0, 1, 2, 3, 4)
 
 
-def test_policies_stay_when_the_method_is_fitted_to_a_batch():
-  of_size = lambda _, size: methods.Method(
-    drafters.Ngram(num_draft_tokens=size), make=of_size
-  )
-  made = adaptive.adaptive(of_size(0, 1), (policies.Fixed(1),))
+def _of_size(_, size):
+  return methods.Method(drafters.Ngram(num_draft_tokens=size), make=_of_size)
+
+
+def test_policies_and_rules_stay_when_a_method_is_fitted_to_a_batch():
+  made = adaptive.adaptive(_of_size(0, 1), (policies.Fixed(1),))
   fitted = methods.remake(made, batch_size=3).drafter
   assert fitted.policies == (policies.Fixed(1),)
   assert fitted.widths == (0, 1, 2, 3)
+  judged = methods.judged(_of_size(0, 1), specsample.verify.coupled)
+  for size in (3, 4):  # fitted twice as well
+    judged = methods.remake(judged, batch_size=size)
+    assert judged.drafter.num_draft_tokens == size
+    assert judged.verify == specsample.verify.coupled

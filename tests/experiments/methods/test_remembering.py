@@ -18,6 +18,7 @@ from specsample.choosing import round_costs
 
 _MODEL = testing.tiny_llama(vocab_size=8, max_length=256)
 _TARGET = specsample.Loaded(_MODEL, _MODEL.init(jax.random.key(0)), None)
+_MTP = drafters.MTP(model=_MODEL, num_draft_tokens=2)
 
 
 @pytest.fixture(autouse=True)
@@ -54,25 +55,25 @@ def test_costs_are_of_rounds_of_a_batch(cache):
     _costs(1, 16)
 
 
-def test_another_length_has_costs_of_its_own():
-  suffix = remembering.suffix(
-    drafters.Suffix(num_draft_tokens=3), target=_TARGET
-  )
+@pytest.fixture
+def suffix():
+  return remembering.suffix(drafters.Suffix(num_draft_tokens=3), target=_TARGET)
+
+
+def test_another_length_has_costs_of_its_own(suffix):
   longer = methods.remake(suffix, 5)
   assert longer.drafter.num_draft_tokens == 5
   assert longer.drafter.costs == _costs(1, 5)
+  # The length stays when the method is fitted to a batch.
+  assert methods.remake(longer, batch_size=2).drafter.costs == _costs(2, 5)
   with pytest.raises(ValueError, match='num_draft_tokens is 16: give 1 to 15'):
     methods.remake(suffix, 16)
 
 
-def test_an_evaluation_decides_for_its_own_batch():
-  suffix = remembering.suffix(
-    drafters.Suffix(num_draft_tokens=3), target=_TARGET
-  )
+def test_evaluation_decides_for_its_own_batch(suffix):
   assert suffix.drafter.costs == _costs(1)
-  mtp = drafters.MTP(model=_MODEL, num_draft_tokens=2)
   trained = methods.Method(
-    mtp, params=mtp.init_params(jax.random.key(1), _TARGET.params)
+    _MTP, params=_MTP.init_params(jax.random.key(1), _TARGET.params)
   )
   either = remembering.either(suffix, trained, target=_TARGET)
   compared = evaluation.Evaluation(
@@ -89,26 +90,13 @@ def test_an_evaluation_decides_for_its_own_batch():
   drafting = np.subtract(fastest.costs[1:], of_two[1:3])
   np.testing.assert_allclose(drafting, [0.125, 0.25], atol=2e-3)
   assert compared['mtp'] is trained
+  # So do two drafters without a target.
+  either = remembering.either(suffix, methods.Method(_MTP))
+  either = methods.remake(either, batch_size=2)
+  assert either.drafter.remembered.costs == of_two
 
 
-def test_a_length_stays_when_the_method_is_fitted_to_a_batch():
-  suffix = remembering.suffix(
-    drafters.Suffix(num_draft_tokens=3), target=_TARGET
-  )
-  longer = methods.remake(suffix, 5)
-  assert methods.remake(longer, batch_size=2).drafter.costs == _costs(2, 5)
-
-
-def test_two_drafters_without_a_target_are_fitted_to_a_batch_as_well():
-  suffix = remembering.suffix(
-    drafters.Suffix(num_draft_tokens=3), target=_TARGET
-  )
-  mtp = methods.Method(drafters.MTP(model=_MODEL, num_draft_tokens=2))
-  either = methods.remake(remembering.either(suffix, mtp), batch_size=2)
-  assert either.drafter.remembered.costs == _costs(2)
-
-
-def test_a_method_is_fitted_to_a_batch_once():
+def test_method_is_fitted_to_a_batch_once():
   sizes = []
 
   def make(num_draft_tokens, size):
@@ -125,10 +113,9 @@ def test_a_method_is_fitted_to_a_batch_once():
   assert again.methods['x'].drafter.num_draft_tokens == 4
 
 
-def test_a_tree_costs_the_same_at_every_depth():
+def test_tree_costs_the_same_at_every_depth():
   suffix = remembering.suffix(drafters.Suffix(num_draft_tokens=3))
-  mtp = methods.Method(drafters.MTP(model=_MODEL, num_draft_tokens=2))
-  of_tree = methods.tree(mtp, tree.k_ary((2, 2)))
+  of_tree = methods.tree(methods.Method(_MTP), tree.k_ary((2, 2)))
   either = remembering.either(suffix, of_tree, target=_TARGET)
   (fastest,) = either.drafter.trained.policies
   # A pass over 7 tokens takes 1.7, a plain one 1.1, and drafting .3.
