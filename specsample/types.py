@@ -305,7 +305,7 @@ class Model(Protocol):
   """A causal language model as pure functions of its parameters.
 
   Implementations are frozen dataclasses of static configuration. See
-  docs/targets.md; `testing.assert_model` tests one.
+  docs/custom_model.md; `testing.assert_model` tests one.
   """
 
   @property

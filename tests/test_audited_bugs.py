@@ -1,4 +1,4 @@
-"""Which planted bugs an audit finds, by name, and that docs/audits.md lists
+"""Which planted bugs an audit finds, by name, and that docs/exactness.md lists
 the others.
 
 A bug is audited as a sampler would have it: in the rule, in how the settings
@@ -30,7 +30,7 @@ from specsample.testing.auditing import Finding
 from specsample.testing.hash_model import HashModel
 from tests import samplers
 
-_PAGE = pathlib.Path(__file__).parents[1] / 'docs/audits.md'
+_PAGE = pathlib.Path(__file__).parents[1] / 'docs/exactness.md'
 # Planted with all settings at once; these need only those of an audit.
 _WARPS = {
   'the temperature applied after the filters',

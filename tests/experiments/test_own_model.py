@@ -1,4 +1,4 @@
-"""The lines of docs/targets.md train a drafter for the page's own model."""
+"""The lines of docs/custom_model.md train a drafter for the page's own model."""
 
 import functools
 import importlib
@@ -12,7 +12,7 @@ import pytest
 
 from specsample import drafters
 
-_PAGE = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'targets.md'
+_PAGE = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'custom_model.md'
 _NUM_CONVERSATIONS = 4
 _SHORT = (
   'Medusa.draft_vocab_size = None',

@@ -1,4 +1,4 @@
-"""The model of docs/targets.md keeps the protocol; broken in a line, it fails.
+"""The model of docs/custom_model.md keeps the protocol; broken in a line, it fails.
 
 The page's code runs as it is printed.
 """
@@ -21,7 +21,7 @@ from specsample import verify
 from specsample.sampling import Sampling
 from specsample.types import DraftKind
 
-_PAGE = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'targets.md'
+_PAGE = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'custom_model.md'
 _MODEL, *_USES = re.findall(
   r'```python\n(.*?)```', _PAGE.read_text('utf-8'), re.DOTALL
 )
@@ -31,7 +31,7 @@ def _run(*blocks):
   """Returns the names that blocks of the page define."""
   names = {'__name__': 'page'}
   for block in blocks:
-    exec(compile(block, 'docs/targets.md', 'exec'), names)
+    exec(compile(block, 'docs/custom_model.md', 'exec'), names)
   return names
 
 

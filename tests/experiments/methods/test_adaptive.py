@@ -75,7 +75,7 @@ def test_page_prints_the_costs_as_a_binding(
   draft, checkpoint, capsys, monkeypatch, tmp_path
 ):
   monkeypatch.setenv('SPECSAMPLE_CACHE', str(tmp_path))
-  page = (_ROOT / 'docs' / 'adaptive.md').read_text('utf-8')
+  page = (_ROOT / 'docs' / 'draft_length.md').read_text('utf-8')
   blocks = re.findall(r'(?:^(?: {4}.*)?\n)+', page, re.MULTILINE)
   (example,) = (x for x in blocks if 'policies.Fastest.costs' in x)
   code = textwrap.dedent(example).strip()
@@ -85,7 +85,7 @@ def test_page_prints_the_costs_as_a_binding(
     ('smollm2-135m-instruct', checkpoint),
   ):
     code = code.replace(f"'{name}'", f"'{path}'")
-  exec(compile(code, 'docs/adaptive.md', 'exec'), {})
+  exec(compile(code, 'docs/draft_length.md', 'exec'), {})
   (line,) = capsys.readouterr().out.splitlines()
   gin.parse_config(line)
   costs = gin.query_parameter('policies.Fastest.costs')

@@ -281,7 +281,7 @@ def test_page_drafts_shared_tokens_and_text(capsys):
     **{'jax': jax, 'specsample': specsample, 'target': target, 'draft': draft},
     'found': specsample.map_vocabulary(draft, target),
   }
-  page = (_ROOT / 'docs' / 'vocabularies.md').read_text('utf-8')
+  page = (_ROOT / 'docs' / 'cross_vocabulary.md').read_text('utf-8')
   blocks = re.findall(r'(?:^(?: {4}.*)?\n)+', page, re.MULTILINE)
   for call in ('drafters.TLI(', 'slem.generate('):
     (example,) = (block for block in blocks if call in block)
