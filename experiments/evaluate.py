@@ -7,7 +7,7 @@
 Prints a table, and writes result.json, results.csv, results.png and
 generations.jsonl (each method's text, with every token's origin) to --out.
 The journal there lets the same command resume after an interruption.
-`python -m experiments.report` makes a page of these files (docs/report.md).
+`python -m experiments.report` makes a page of these files (docs/evaluation.md).
 For many devices and hosts, see docs/scaling.md. Greedy outputs that differ from
 the baseline's are audited (docs/divergence.md).
 

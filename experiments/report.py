@@ -5,7 +5,7 @@
   python -m experiments.report --title='Two days in May' --prompts=5
 
 Reads result.json and generations.jsonl of evaluate, and what the other commands
-write, in any tree of folders (docs/report.md).
+write, in any tree of folders (docs/evaluation.md).
 """
 
 # Only the wiring is here: experiments/reporting/ finds the files, and

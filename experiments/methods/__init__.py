@@ -199,8 +199,8 @@ def best_tree(name: str, target: specsample.Loaded, num_nodes: int) -> Method:
   if 'acceptance_by_rank' not in measured:
     raise ValueError(
       f'the card of {name} has no acceptance_by_rank: name a drafter that '
-      'experiments.train has trained, measure it as docs/draft_length.md says, or '
-      'give a topology to methods.tree'
+      'experiments.train has trained, measure it as docs/draft_length.md says, '
+      'or give a topology to methods.tree'
     )
   by_rank = measured['acceptance_by_rank']
   method = _of_loaded(load, loaded)

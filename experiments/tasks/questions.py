@@ -128,7 +128,7 @@ def speed_bench(
   """Returns a subset of SPEED-Bench, from the hub or from a file.
 
   The hub has only a placeholder for many of the questions; these are left out,
-  and counted. The benchmark's own script, which `docs/data.md` names, puts the
+  and counted. The benchmark's own script, which `docs/evaluation.md` names, puts the
   texts in their place; the result is read as a file of JSON lines.
 
   The questions of the subsets 'throughput_1k' to 'throughput_32k' have about

@@ -1,4 +1,4 @@
-"""The lines of docs/custom_model.md train a drafter for the page's own model."""
+"""The lines of docs/custom_model.md train a drafter for its own model."""
 
 import functools
 import importlib

@@ -1,4 +1,4 @@
-"""The model of docs/custom_model.md keeps the protocol; broken in a line, it fails.
+"""The model of docs/custom_model.md keeps the rules; a broken one fails.
 
 The page's code runs as it is printed.
 """
