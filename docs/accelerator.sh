@@ -5,7 +5,7 @@
 #
 # Runs the parts whose names match the regular expression NAMES, in MINUTES (10),
 # with answers of TOKENS (128) tokens and PYTHON (.venv/bin/python). The same
-# line continues: a part that has a result is not run again (accelerator.md).
+# line continues: a part that has a result is not run again (scaling.md).
 set -euo pipefail && trap 'exit 130' INT
 (($#)) || { sed -n '2,8s/^# \{0,1\}//p' "$0" && exit 2; }
 dir=$(realpath -m "$1") minutes=${2:-10} names=${3:-.} most="max_new_tokens = ${4:-128}"
