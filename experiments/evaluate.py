@@ -9,7 +9,7 @@ generations.jsonl (each method's text, with every token's origin) to --out.
 The journal there lets the same command resume after an interruption.
 `python -m experiments.report` makes a page of these files (docs/evaluation.md).
 For many devices and hosts, see docs/scaling.md. Greedy outputs that differ from
-the baseline's are audited (docs/divergence.md).
+the baseline's are audited (docs/exactness.md).
 
 Configurations for other questions, by --gin_file=configs/runs/NAME.gin:
 throughput refills the rows of a batch, online has drafters that learn while
@@ -73,7 +73,7 @@ _PROFILE_DIR = flags.DEFINE_string(
   'profile_dir',
   None,
   'Decodes a typical prompt once more with each method and writes a profile of '
-  'it to this local folder (docs/profile.md).',
+  'it to this local folder (docs/performance.md).',
 )
 
 

@@ -251,7 +251,7 @@ def _bounds(params, hidden, best, others, sampling, counts, *, model) -> Array:
   If these errors are independent, their sum exceeds
   t u sqrt((2 L + 2) sum_d (f'_d h_d)^2) with a probability below
   2 exp(-t^2 / 2) (Hoeffding's inequality, as in Higham and Mary, 2019). What
-  layers make of errors in their inputs is not counted; docs/divergence.md
+  layers make of errors in their inputs is not counted; docs/exactness.md
   compares the bound with measured errors.
   """
   params = _cast(params, model.dtype)

@@ -1,6 +1,6 @@
 """Traces of one generation of each method, for people to look at.
 
-docs/profile.md says how to look at them.
+docs/performance.md says how to look at them.
 """
 
 import pathlib
