@@ -52,7 +52,8 @@ class Sampling:
   frequency_penalty: ArrayLike | float | None = None
   # [V] or [B, V], added to the logits; -inf forbids a token.
   logit_bias: ArrayLike | None = None
-  # Forbids tokens by those before them, as a grammar does: docs/constraints.md.
+  # Forbids tokens by those before them, as a grammar does:
+  # docs/getting_started.md.
   constraint: Constraint | None = None
 
   @property
