@@ -11,16 +11,20 @@ _REPOSITORY = 'https://github.com/specsample/specsample/blob/main'
 
 
 def on_files(files, config):
-  """Adds a page for each folder of the library, and one for its other files."""
+  """Adds a page for each folder of the library, and one for its other files.
+
+  They come last in the navigation.
+  """
   # Imported only by mkdocs, so that a test without it can read the pages.
   from mkdocs.structure import files as mkdocs_files  # noqa: PLC0415
 
+  paths = []
   for room in rooms():
-    files.append(
-      mkdocs_files.File.generated(
-        config, f'api/{_dotted(room)}.md', content='\n'.join(page(room))
-      )
-    )
+    path = f'api/{_dotted(room)}.md'
+    content = '\n'.join(page(room))
+    files.append(mkdocs_files.File.generated(config, path, content=content))
+    paths.append(path)
+  config.nav.append({'API reference': paths})
   return files
 
 
