@@ -72,7 +72,7 @@ def draw(rows: Sequence[Row], title: str) -> str:
     f'<rect class="paper" x="0.5" y="0.5" width="{_WIDTH - 1}" '
     f'height="{height - 1}" rx="8"/>',
     _text(18, 32, title, 'title'),
-    _text(18, 54, 'Speedup over plain decoding and its 95% interval', 'small'),
+    _text(18, 54, 'Speedup over autoregressive decoding and its 95% interval', 'small'),
     _text(_WIDTH - 18, 54, 'tokens per round', 'small end'),
   ]
   for tick in range(first, last + 1):
@@ -83,7 +83,7 @@ def draw(rows: Sequence[Row], title: str) -> str:
     ]
   lines += [
     _line(x(1), _TOP - 14, x(1), bottom, 'plain'),
-    _text(x(1), bottom + 36, 'plain decoding', 'small mid'),
+    _text(x(1), bottom + 36, 'autoregressive decoding', 'small mid'),
   ]
   for i, row in enumerate(shown):
     middle = _TOP + _ROW * i + 5
@@ -99,7 +99,7 @@ def draw(rows: Sequence[Row], title: str) -> str:
       _text(_RIGHT + 70, middle + 5, _interval(row), 'small'),
       _text(_WIDTH - 18, middle + 5, f'{row["tokens_per_round"]:.2f}', 'end'),
     ]
-  told = 'Speedups over plain decoding: ' + '; '.join(
+  described = 'Speedups over autoregressive decoding: ' + '; '.join(
     f'{row["method"]} {row["speedup"]:.2f}x {_interval(row)}' for row in shown
   )
   return '\n'.join(
@@ -108,7 +108,7 @@ def draw(rows: Sequence[Row], title: str) -> str:
       f' width="{_WIDTH}" height="{height}" role="img" '
       'aria-labelledby="title desc">',
       f'<title id="title">{html.escape(title)}</title>',
-      f'<desc id="desc">{html.escape(told)}.</desc>',
+      f'<desc id="desc">{html.escape(described)}.</desc>',
       f'<style>{_STYLE}</style>',
       *lines,
       '</svg>',

@@ -61,7 +61,7 @@ def test_memory_is_what_shapes_say(name):
   assert list(map(float, sizes)) == pytest.approx(expected, rel=0.05)
   for kind, stated in (('bfloat16', of_bfloat16), ('int8', of_int8)):
     found = inspection.num_devices(weights[kind] + cache)
-    assert stated == ' / '.join(str(found[device]) for device in _DEVICES)
+    assert stated == '/'.join(str(found[device]) for device in _DEVICES)
 
 
 def test_every_family_is_there_with_its_file():
