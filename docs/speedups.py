@@ -21,6 +21,7 @@ _WIDTH, _ROW, _TOP, _BOTTOM = 760, 30, 84, 50
 # The ends of the axis, in pixels.
 _LEFT, _RIGHT = 150, 540
 _TICK = 0.2
+_BASELINE = 'autoregressive decoding'
 
 _STYLE = """
   svg {
@@ -72,7 +73,7 @@ def draw(rows: Sequence[Row], title: str) -> str:
     f'<rect class="paper" x="0.5" y="0.5" width="{_WIDTH - 1}" '
     f'height="{height - 1}" rx="8"/>',
     _text(18, 32, title, 'title'),
-    _text(18, 54, 'Speedup over autoregressive decoding and its 95% interval', 'small'),
+    _text(18, 54, f'Speedup over {_BASELINE} and its 95% interval', 'small'),
     _text(_WIDTH - 18, 54, 'tokens per round', 'small end'),
   ]
   for tick in range(first, last + 1):
@@ -83,7 +84,7 @@ def draw(rows: Sequence[Row], title: str) -> str:
     ]
   lines += [
     _line(x(1), _TOP - 14, x(1), bottom, 'plain'),
-    _text(x(1), bottom + 36, 'autoregressive decoding', 'small mid'),
+    _text(x(1), bottom + 36, _BASELINE, 'small mid'),
   ]
   for i, row in enumerate(shown):
     middle = _TOP + _ROW * i + 5
@@ -99,7 +100,7 @@ def draw(rows: Sequence[Row], title: str) -> str:
       _text(_RIGHT + 70, middle + 5, _interval(row), 'small'),
       _text(_WIDTH - 18, middle + 5, f'{row["tokens_per_round"]:.2f}', 'end'),
     ]
-  described = 'Speedups over autoregressive decoding: ' + '; '.join(
+  described = f'Speedups over {_BASELINE}: ' + '; '.join(
     f'{row["method"]} {row["speedup"]:.2f}x {_interval(row)}' for row in shown
   )
   return '\n'.join(
