@@ -19,28 +19,28 @@ def on_files(files, config):
   from mkdocs.structure import files as mkdocs_files  # noqa: PLC0415
 
   paths = []
-  for room in rooms():
-    path = f'api/{_dotted(room)}.md'
-    content = '\n'.join(page(room))
+  for package in packages():
+    path = f'api/{_dotted(package)}.md'
+    content = '\n'.join(page(package))
     files.append(mkdocs_files.File.generated(config, path, content=content))
     paths.append(path)
   config.nav.append({'API reference': paths})
   return files
 
 
-def rooms() -> list[pathlib.Path]:
+def packages() -> list[pathlib.Path]:
   """Returns the library's folder and the folders in it, a page each."""
   inside = sorted(path.parent for path in _LIBRARY.glob('*/__init__.py'))
   return [_LIBRARY, *inside]
 
 
-def page(room: pathlib.Path) -> Iterator[str]:
+def page(package: pathlib.Path) -> Iterator[str]:
   """Yields the page of a folder: a heading, then each of its modules."""
-  yield f'---\ntitle: {_dotted(room)}\n---\n'
-  yield f'::: {_dotted(room)}\n    options: {{heading_level: 1, members: []}}\n'
-  modules = room.rglob('*.py')
-  if room == _LIBRARY:
-    modules = room.glob('*.py')
+  yield f'---\ntitle: {_dotted(package)}\n---\n'
+  yield f'::: {_dotted(package)}\n    options: {{heading_level: 1, members: []}}\n'
+  modules = package.rglob('*.py')
+  if package == _LIBRARY:
+    modules = package.glob('*.py')
     yield 'After `import specsample`, these names are at hand:\n'
     yield from _exported()
   for module in sorted(modules):

@@ -1,4 +1,4 @@
-"""docs/architecture.md names the rooms and the calls that are in the code."""
+"""docs/architecture.md names the layers and the calls that are in the code."""
 
 import ast
 from collections.abc import Iterator

@@ -128,8 +128,8 @@ def speed_bench(
   """Returns a subset of SPEED-Bench, from the hub or from a file.
 
   The hub has only a placeholder for many of the questions; these are left out,
-  and counted. The benchmark's own script, which `docs/evaluation.md` names, puts the
-  texts in their place; the result is read as a file of JSON lines.
+  and counted. The benchmark's own script, which docs/evaluation.md names, puts
+  the texts in their place; the result is read as a file of JSON lines.
 
   The questions of the subsets 'throughput_1k' to 'throughput_32k' have about
   1,000 to 32,000 tokens. Without a path the subset is read from the hub, by
