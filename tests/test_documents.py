@@ -169,7 +169,7 @@ def test_commands_are_found():
     ['experiments.a', '--limit=2', "--gin_bindings=x = {\n          'a': 1}"],
     ['experiments.b'],
   ]
-  assert sum(len(_commands(_text(path))) for path in _WITH_COMMANDS) > 100
+  assert sum(len(_commands(_text(path))) for path in _WITH_COMMANDS) > 80
 
 
 def _source(words: list[str]) -> str:
