@@ -37,7 +37,8 @@ def packages() -> list[pathlib.Path]:
 def page(package: pathlib.Path) -> Iterator[str]:
   """Yields the page of a folder: a heading, then each of its modules."""
   yield f'---\ntitle: {_dotted(package)}\n---\n'
-  yield f'::: {_dotted(package)}\n    options: {{heading_level: 1, members: []}}\n'
+  options = 'options: {heading_level: 1, members: []}'
+  yield f'::: {_dotted(package)}\n    {options}\n'
   modules = package.rglob('*.py')
   if package == _LIBRARY:
     modules = package.glob('*.py')
