@@ -18,8 +18,9 @@ from specsample.testing import choices
 from specsample.testing.grammar import OneForbidden
 from specsample.testing.hash_model import HashModel
 from specsample.types import StopReason
+from tests.loop import scene
 
-SCENES = {scene.name: scene for scene in choices.scenes()}
+SCENES = {one.name: one for one in choices.scenes()}
 VOCAB = 256
 MODEL = Transformer(
   vocab_size=VOCAB,
@@ -52,14 +53,12 @@ def own(target=None):
 
 
 def generate(rule, params=None, drafter=CHAIN, sampling=GREEDY, **kwargs):
-  prompts, lengths = specsample.pad_prompts(PROMPTS)
   settings = {'model': MODEL, 'max_new_tokens': 24, **kwargs}
   settings.setdefault('log_probs', not isinstance(rule, verify.Certified))
-  return specsample.generate(
+  return scene.generate(
+    PROMPTS,
     own() if params is None else params,
-    prompts,
-    lengths,
-    jax.random.key(1),
+    seed=1,
     drafter=drafter,
     verify=rule,
     sampling=sampling,
@@ -68,25 +67,23 @@ def generate(rule, params=None, drafter=CHAIN, sampling=GREEDY, **kwargs):
 
 
 def assert_same(found, expected):
-  for field in ('tokens', 'lengths', 'origin', 'rounds', 'stop_reason'):
-    np.testing.assert_array_equal(
-      getattr(found, field), getattr(expected, field), err_msg=field
-    )
+  fields = ('tokens', 'lengths', 'origin', 'rounds', 'stop_reason')
+  scene.assert_same(found, expected, *fields)
 
 
 @pytest.mark.parametrize('name', SCENES)
 def test_no_logit_is_above_its_bound(name):
-  scene = SCENES[name]
-  assert choices.missed_bounds(scene, scene.model()) == 0
+  one = SCENES[name]
+  assert choices.missed_bounds(one, one.model()) == 0
 
 
 @pytest.mark.parametrize('setting', choices.SETTINGS)
 @pytest.mark.parametrize('name', SCENES)
 def test_the_choice_is_the_best_token(name, setting):
-  scene = SCENES[name]
+  one = SCENES[name]
   is_coupled = bool(choices.SETTINGS[setting].temperature > 0)
   rule = verify.Certified(coupled=is_coupled)
-  assert choices.found(scene, scene.model(), setting, rule).wrong == 0
+  assert choices.found(one, one.model(), setting, rule).wrong == 0
 
 
 def test_more_tokens_are_scored_where_few_are_not_enough():
@@ -163,22 +160,24 @@ def test_rows_without_a_distribution_stop_as_with_all_logits():
   assert_same(found, generate(verify.chain, params))
 
 
-def test_refilled_rows_are_those_of_all_logits():
-  run = {
-    'model': MODEL,
-    'drafter': CHAIN,
-    'sampling': GREEDY,
-    'max_new_tokens': 12,
-    'batch_size': 2,
-  }
-  outputs = lambda rule, log_probs: specsample.generate_all(
-    *(own(), PROMPTS, jax.random.key(1)),
+def generate_all(rule, **settings):
+  defaults = {'sampling': GREEDY, 'max_new_tokens': 12, 'log_probs': False}
+  return specsample.generate_all(
+    own(),
+    PROMPTS,
+    jax.random.key(1),
+    model=MODEL,
+    drafter=CHAIN,
     verify=rule,
-    log_probs=log_probs,
-    **run,
+    **(defaults | settings),
   )
+
+
+def test_refilled_rows_are_those_of_all_logits():
   for found, expected in zip(
-    outputs(verify.certified, False), outputs(verify.chain, True), strict=True
+    generate_all(verify.certified, batch_size=2),
+    generate_all(verify.chain, batch_size=2, log_probs=True),
+    strict=True,
   ):
     assert_same(found, expected)
     assert found.choices.scored.shape == found.tokens.shape
@@ -231,23 +230,8 @@ def test_refuses(rule, params, more, message):
     generate(rule, params(), **more)
 
 
-@pytest.mark.parametrize('scored', [(), (64, 8), (8, 8), (0, 8), 8, (2.5,)])
-def test_refuses_numbers_of_tokens(scored):
-  with pytest.raises(ValueError, match='scored is'):
-    verify.Certified(scored=scored)
-
-
 def test_a_state_that_was_not_checked_is_refused():
-  prompts, lengths = specsample.pad_prompts(PROMPTS)
-  state = specsample.prefill(
-    Decoder(MODEL, CHAIN, verify.chain),
-    own(),
-    prompts,
-    lengths,
-    jax.random.key(1),
-    sampling=specsample.Sampling(temperature=1.0),
-    max_new_tokens=8,
-  )
+  _, state = scene.prefill(PROMPTS, own(), model=MODEL, drafter=CHAIN)
   with pytest.raises(ValueError, match='prefill with the same verify'):
     specsample.advance(
       Decoder(MODEL, CHAIN, verify.certified), own(), state, max_rounds=2
@@ -261,13 +245,6 @@ def test_a_shadow_of_int8_weights_is_refused():
 
 
 def test_a_prompt_that_is_drawn_is_named_before_anything_is_asked_for():
+  sampling = specsample.Sampling(temperature=np.asarray([0.0, 1.0, 0.0]))
   with pytest.raises(ValueError, match='prompt 1: temperature is 1'):
-    specsample.generate_all(
-      *(own(), PROMPTS, jax.random.key(1)),
-      model=MODEL,
-      drafter=CHAIN,
-      verify=verify.Certified(),
-      sampling=specsample.Sampling(temperature=np.asarray([0.0, 1.0, 0.0])),
-      max_new_tokens=4,
-      log_probs=False,
-    )
+    generate_all(verify.certified, sampling=sampling)

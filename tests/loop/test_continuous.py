@@ -1,6 +1,7 @@
 """Prompts that take turns in a batch get the tokens that each gets alone."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -9,21 +10,18 @@ import pytest
 import specsample
 from specsample import drafters
 from specsample import policies
+from specsample import testing
 from specsample import verify
 from specsample.loop import refill
 from specsample.loop.decoder import Decoder
-from specsample.models import transformer
-from specsample.testing import hash_model
-from specsample.testing import trained
 from specsample.types import StopReason
+from tests.loop import scene
+from tests.loop.scene import CHAIN
+from tests.loop.scene import NGRAM
+from tests.loop.scene import PARAMS
+from tests.loop.scene import TARGET
+from tests.loop.scene import VOCAB
 
-VOCAB = 16
-TARGET = hash_model.HashModel(vocab_size=VOCAB, seed=3)
-CHAIN = drafters.Chain(
-  model=dataclasses.replace(TARGET, noise=0.3), num_draft_tokens=3
-)
-NGRAM = drafters.Ngram(num_draft_tokens=4, min_ngram=1)
-PARAMS = {'target': {}, 'drafter': {}}
 _RNG = np.random.default_rng(0)
 # One prompt is far longer than the others, and longer than a chunk.
 PROMPTS = [
@@ -52,12 +50,9 @@ def generate_all(prompts=PROMPTS, *, params=PARAMS, **kwargs):
   )
 
 
-def static(prompts=PROMPTS, *, params=PARAMS, **kwargs):
+def static(prompts=PROMPTS, **kwargs):
   """Decodes all prompts in one batch."""
-  padded, lengths = specsample.pad_prompts(prompts)
-  output = specsample.generate(
-    params, padded, lengths, jax.random.key(5), **(SETTINGS | kwargs)
-  )
+  output = scene.generate(prompts, seed=5, **(SETTINGS | kwargs))
   return jax.device_get(output)
 
 
@@ -79,10 +74,9 @@ def assert_rows_equal(found, expected):
 
 
 def test_more_tokens_than_there_is_room_for_are_as_many_as_fit():
-  model = dataclasses.replace(TARGET, max_length=48)
   outputs = generate_all(
     [[1, 2, 3], [5]],
-    model=model,
+    model=dataclasses.replace(TARGET, max_length=48),
     max_new_tokens=2**31 - 1,
     sampling=specsample.Sampling(),
     stop=specsample.Stop(),
@@ -120,39 +114,6 @@ def test_a_policys_state_is_that_of_the_row_alone():
   assert expected.rounds.tolist() != static().rounds.tolist()
 
 
-@pytest.mark.nightly(but=('EAGLE',))
-@pytest.mark.parametrize('name', ['EAGLE', 'DFlash'])
-def test_a_drafter_with_a_cache_begins_anew_with_each_prompt(name):
-  scene = trained.scene(name, VOCAB)
-  kwargs = {
-    'model': scene.model,
-    'drafter': scene.drafter,
-    'params': scene.params,
-  }
-  found = list(generate_all(**kwargs))
-  expected = static(**kwargs)
-  # Not the log-probabilities, as products of other shapes round differently.
-  for field in ('lengths', 'rounds', 'proposed', 'accepted'):
-    rows = np.concatenate([getattr(output, field) for output in found])
-    np.testing.assert_array_equal(rows, getattr(expected, field), field)
-  for output, tokens in zip(found, expected.tokens, strict=True):
-    width = output.tokens.shape[1]
-    np.testing.assert_array_equal(output.tokens[0], tokens[:width])
-
-
-def test_every_output_is_that_of_the_prompt_alone():
-  ids = np.arange(10, 20, dtype=np.int32)
-  found = list(generate_all(request_ids=ids))
-  for i in (1, 3, 9):
-    alone = static(
-      PROMPTS[i : i + 1],
-      request_ids=ids[i : i + 1],
-      sampling=specsample.Sampling(temperature=TEMPERATURES[i]),
-      max_new_tokens=int(MOST[i]),
-    )
-    assert_rows_equal(found[i : i + 1], alone)
-
-
 def test_penalties_count_the_prompt_of_the_row_alone():
   bias = np.zeros((len(PROMPTS), VOCAB), np.float32)
   bias[np.arange(len(PROMPTS)), np.arange(len(PROMPTS))] = 3.0
@@ -171,10 +132,21 @@ def test_penalties_count_the_prompt_of_the_row_alone():
   )
 
 
+WINDOWED = dataclasses.replace(
+  testing.tiny_llama(vocab_size=VOCAB, dim=8, max_length=512),
+  sliding_window=6,
+  sliding_layers=(0,),
+)
+
+
+@functools.cache
+def _windowed():
+  return {'target': WINDOWED.init(jax.random.key(0))}
+
+
 def test_caches_of_a_window_take_any_prompts_row():
   # Chunks are smaller for short prompts, but the rings must not be.
-  params = {'target': WINDOWED.init(jax.random.key(0))}
-  kwargs = {'model': WINDOWED, 'drafter': NGRAM, 'params': params}
+  kwargs = {'model': WINDOWED, 'drafter': NGRAM, 'params': _windowed()}
   found = list(generate_all(**kwargs))
   expected = static(**kwargs)
   for i, output in enumerate(found):
@@ -182,22 +154,19 @@ def test_caches_of_a_window_take_any_prompts_row():
     np.testing.assert_array_equal(output.tokens, tokens)
 
 
-WINDOWED = transformer.Transformer(
-  vocab_size=VOCAB,
-  num_layers=2,
-  dim=8,
-  num_heads=2,
-  num_kv_heads=1,
-  head_dim=4,
-  mlp_dim=8,
-  max_length=512,
-  sliding_window=6,
-  sliding_layers=(0,),
-)
+def _job(index, prompt, temperature, max_new_tokens):
+  return refill.Job(
+    index=index,
+    prompt=prompt,
+    request_id=index,
+    sampling=specsample.Sampling(temperature=np.float32(temperature)),
+    max_new_tokens=int(max_new_tokens),
+  )
 
 
-def _run_batch(model, drafter, params, **sizes):
+def _run_batch(parts, **sizes):
   """Returns each prompt's tokens, and the states' (rows, slots) on the way."""
+  model, drafter, params = parts
   batch = refill.Batch(
     decoder=Decoder(model, drafter, verify.chain),
     stop=STOP,
@@ -208,13 +177,7 @@ def _run_batch(model, drafter, params, **sizes):
     **sizes,
   )
   waiting = iter(
-    refill.Job(
-      index=i,
-      prompt=prompt,
-      request_id=i,
-      sampling=specsample.Sampling(temperature=TEMPERATURES[i]),
-      max_new_tokens=int(MOST[i]),
-    )
+    _job(i, prompt, TEMPERATURES[i], MOST[i])
     for i, prompt in sorted(enumerate(PROMPTS), key=lambda x: len(x[1]))
   )
   found, shapes = {}, []
@@ -225,18 +188,15 @@ def _run_batch(model, drafter, params, **sizes):
   return found, shapes
 
 
-@pytest.mark.nightly(but=('model0-params0-drafter0',))
-@pytest.mark.parametrize(
-  'model, params, drafter',
-  [
-    (TARGET, PARAMS, CHAIN),
-    (WINDOWED, {'target': WINDOWED.init(jax.random.key(0))}, NGRAM),
-  ],
-)
-def test_the_batch_shrinks_with_its_rows(model, params, drafter):
-  plain, shapes = _run_batch(model, drafter, params)
+@pytest.mark.nightly(but=('hashes',))
+@pytest.mark.parametrize('of_window', [False, True], ids=['hashes', 'window'])
+def test_the_batch_shrinks_with_its_rows(of_window):
+  parts = TARGET, CHAIN, PARAMS
+  if of_window:
+    parts = WINDOWED, NGRAM, _windowed()
+  plain, shapes = _run_batch(parts)
   assert len(set(shapes)) == 1
-  found, shapes = _run_batch(model, drafter, params, fewest_rows=2)
+  found, shapes = _run_batch(parts, fewest_rows=2)
   assert found == plain
   rows, slots = zip(*shapes, strict=True)
   assert len(set(slots)) == 1
@@ -263,17 +223,7 @@ def test_a_full_cache_stops_its_row():
 def test_rows_are_refilled_as_soon_as_they_are_done():
   # The second row keeps going while the first takes all the other jobs.
   most = [3, 40, 1, 1, 2, 1]
-  jobs = [
-    refill.Job(
-      index=i,
-      prompt=[1],
-      request_id=i,
-      sampling=specsample.Sampling(temperature=np.float32(1)),
-      max_new_tokens=count,
-    )
-    for i, count in enumerate(most)
-  ]
-  waiting = iter(jobs)
+  waiting = iter([_job(i, [1], 1, count) for i, count in enumerate(most)])
   batch = refill.Batch(
     decoder=Decoder(TARGET, drafters.NoDraft(), verify.chain),
     batch_size=2,
@@ -312,15 +262,9 @@ def test_few_executables_whatever_the_prompts(num_compiled):
 
 
 def test_advance_returns_when_enough_rows_are_done():
-  padded, lengths = specsample.pad_prompts([[1]] * 4)
-  decoder = specsample.Decoder(TARGET, drafters.NoDraft(), verify.chain)
-  state = specsample.prefill(
-    decoder,
-    {'target': {}},
-    padded,
-    lengths,
-    jax.random.key(0),
-    sampling=specsample.Sampling(),
+  decoder, state = scene.prefill(
+    [[1]] * 4,
+    drafter=drafters.NoDraft(),
     max_new_tokens=np.asarray([2, 9, 5, 5]),
   )
   rounds, done = [], []

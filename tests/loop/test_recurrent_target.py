@@ -22,6 +22,7 @@ from specsample.loop.decoder import Decoder
 from specsample.models import gated_delta
 from specsample.models import replicated
 from specsample.types import Draft, DraftKind
+from tests.loop import scene
 
 _LLAMA = testing.tiny_llama(vocab_size=24, num_layers=3, max_length=512)
 _MODEL = dataclasses.replace(
@@ -44,6 +45,7 @@ _PROMPTS = tuple(
   for n in (1, 3, _K + 1, 130)
 )
 _NUM_NEW = 60
+_NGRAM = drafters.Ngram(num_draft_tokens=_K, min_ngram=1)
 
 
 @functools.cache
@@ -72,10 +74,9 @@ class _Oracle(Drafter):
 
 
 def _generate(prompts, drafter, rule=verify.chain, num_new=_NUM_NEW):
-  tokens, lengths = specsample.pad_prompts(prompts)
-  output = specsample.generate(
+  output = scene.generate(
+    prompts,
     {'target': _params()},
-    *(tokens, lengths, jax.random.key(0)),
     model=_MODEL,
     drafter=drafter,
     verify=rule,
@@ -96,12 +97,7 @@ def _text(prompts):
 
 @pytest.mark.parametrize(
   ('prompts', 'period'),
-  [
-    (_PROMPTS[:1], 3),
-    (_PROMPTS[:3], 0),
-    (_PROMPTS[:3], 1),
-    (_PROMPTS[2:], 3),
-  ],
+  [(_PROMPTS[:1], 3), (_PROMPTS[:3], 0), (_PROMPTS[:3], 1), (_PROMPTS[2:], 3)],
 )
 def test_text_is_that_of_plain_decoding(prompts, period):
   expected, text = _text(prompts)
@@ -117,7 +113,7 @@ def test_text_is_that_of_plain_decoding(prompts, period):
 @pytest.mark.parametrize(
   'drafter',
   [
-    drafters.Ngram(num_draft_tokens=_K, min_ngram=1),
+    _NGRAM,
     drafters.Skip(model=_MODEL, layers=(1,), num_draft_tokens=2),
     drafters.Tree(
       drafter=drafters.Skip(model=_MODEL, layers=(1,), num_draft_tokens=3),
@@ -161,43 +157,27 @@ def test_the_state_after_rounds_is_that_of_a_prefill():
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
-def test_rows_that_are_refilled_begin_anew():
-  run = lambda **kwargs: specsample.generate_all(
+def test_rows_depend_on_their_text_alone():
+  tokens, lengths = specsample.pad_prompts([_PROMPTS[i] for i in (0, 1, 3)])
+  testing.assert_batch_invariant(
     {'target': _params()},
-    _PROMPTS,
-    jax.random.key(0),
-    model=_MODEL,
-    drafter=drafters.Ngram(num_draft_tokens=_K, min_ngram=1),
-    verify=verify.chain,
-    sampling=specsample.Sampling(temperature=0.0),
-    max_new_tokens=20,
-    max_length=256,
-    **kwargs,
-  )
-  found = [np.asarray(x.tokens[0]) for x in run(batch_size=2)]
-  for tokens, prompt in zip(found, _PROMPTS, strict=True):
-    expected = _generate([prompt], drafters.NoDraft(), num_new=20).tokens[0]
-    np.testing.assert_array_equal(tokens, expected)
-
-
-def test_a_row_goes_on_with_more_text():
-  prompt, more = _PROMPTS[2], _PROMPTS[3][:40]
-  ngram = drafters.Ngram(num_draft_tokens=_K, min_ngram=1)
-  decoder = Decoder(_MODEL, ngram, verify.chain)
-  params = {'target': _params()}
-  advance = functools.partial(decode.advance, decoder, params, max_rounds=99)
-  sampling = specsample.Sampling(temperature=0.0)
-  tokens, lengths = specsample.pad_prompts([prompt])
-  state = decode.prefill(
-    decoder,
-    params,
     tokens,
     lengths,
     jax.random.key(0),
-    max_new_tokens=7,
-    max_length=256,
-    sampling=sampling,
+    model=_MODEL,
+    drafter=_NGRAM,
+    verify=verify.chain,
+    sampling=specsample.Sampling(temperature=0.0),
+    max_new_tokens=12,
   )
+
+
+def test_a_row_goes_on_with_more_text():
+  run = {'model': _MODEL, 'drafter': _NGRAM, 'max_length': 256}
+  run |= {'sampling': specsample.Sampling(temperature=0.0)}
+  more, params = _PROMPTS[3][:40], {'target': _params()}
+  decoder, state = scene.prefill([_PROMPTS[2]], params, max_new_tokens=7, **run)
+  advance = functools.partial(decode.advance, decoder, params, max_rounds=99)
   state = advance(state)
   text = np.asarray(state.tokens)[0, : int(state.length[0])].tolist()
   state = turns.extend(
@@ -209,27 +189,24 @@ def test_a_row_goes_on_with_more_text():
     max_new_tokens=20,
   )
   state = advance(state)
-  expected = _generate([[*text, *more]], drafters.NoDraft(), num_new=20).tokens[
-    0
-  ]
+  plain = _generate([[*text, *more]], drafters.NoDraft(), num_new=20)
   end = int(state.length[0])
   found = np.asarray(state.tokens)[0, end - 20 : end]
-  np.testing.assert_array_equal(found, expected)
+  np.testing.assert_array_equal(found, plain.tokens[0])
+
+
+_TWO = {'model': _MODEL, 'num_draft_tokens': 2}
 
 
 @pytest.mark.parametrize(
   'draft',
   [
-    lambda: drafters.Chain(model=_MODEL, num_draft_tokens=2),
-    lambda: drafters.Chain(
-      model=replicated.Replicated(_MODEL), num_draft_tokens=2
-    ),
-    lambda: drafters.PARD(model=_MODEL, num_draft_tokens=2, mask_token_id=3),
-    lambda: drafters.TLI(model=_MODEL, vocab_size=24, num_draft_tokens=2),
-    lambda: drafters.Skip(model=_MODEL, layers=(0, 1), num_draft_tokens=2),
-    lambda: drafters.DraftModel(
-      model=_MODEL, layers=(1, 2), num_draft_tokens=2
-    ),
+    lambda: drafters.Chain(**_TWO),
+    lambda: drafters.Chain(**_TWO | {'model': replicated.Replicated(_MODEL)}),
+    lambda: drafters.PARD(**_TWO, mask_token_id=3),
+    lambda: drafters.TLI(**_TWO, vocab_size=24),
+    lambda: drafters.Skip(**_TWO, layers=(0, 1)),
+    lambda: drafters.DraftModel(**_TWO, layers=(1, 2)),
   ],
 )
 def test_recurrent_draft_models_are_refused(draft):
