@@ -88,7 +88,7 @@ def _row(table, category='overall', method='ngram'):
 
 
 def _with(table, runs=None, parts=None, **settings):
-  """Changes the method's generations and parts, and the evaluation's settings."""
+  """Changes the method's runs and parts, and settings of the evaluation."""
   runs = table.generations['ngram'] if runs is None else runs
   parts = table.parts['ngram'] | (parts or {})
   return dataclasses.replace(
