@@ -20,9 +20,9 @@ from specsample.choosing import pass_times
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _FOLDER = _ROOT / 'colab'
-_NAMES = (
-  *('add_a_drafter', 'audit', 'quickstart', 'reproduce_a_table', 'rollouts'),
-)
+_NAMES = [
+  *('add_a_drafter', 'audit', 'quickstart', 'reproduce_a_table', 'rollouts')
+]
 # Seconds for a cell: far more than it takes, as tests may share a machine.
 _TIMEOUT = 1800
 
@@ -46,9 +46,8 @@ def run(tmp_path_factory):
     )
     environment = os.environ | {'IPYTHONDIR': ipython}
     client.execute(env=environment)  # raises what a cell raises
-    return {
-      cell.id: cell.outputs for cell in notebook.cells if 'outputs' in cell
-    }
+    cells = [cell for cell in notebook.cells if 'outputs' in cell]
+    return {cell.id: cell.outputs for cell in cells}
 
   return outputs
 
@@ -165,10 +164,13 @@ assert commands[-1][-1] in ('jax[tpu]>=0.10.2', 'jax[cuda12]>=0.10.2'), commands
 """
 
 
-@pytest.mark.parametrize('name', _NAMES)
-def test_a_fresh_runtime_finds_what_it_installed(name, tmp_path):
-  (install,) = (cell for cell in _read(name).cells if cell.id == 'install')
-  (tmp_path / 'install.py').write_text(install.source, 'utf-8')
+def _install(name):
+  (cell,) = (cell for cell in _read(name).cells if cell.id == 'install')
+  return cell.source
+
+
+def test_fresh_runtime_finds_what_it_installed(tmp_path):
+  (tmp_path / 'install.py').write_text(_install('quickstart'), 'utf-8')
   programs = tmp_path / 'bin'
   programs.mkdir()
   (programs / 'nvidia-smi').touch(mode=0o755)
@@ -186,23 +188,22 @@ def test_a_fresh_runtime_finds_what_it_installed(name, tmp_path):
   assert done.returncode == 0, done.stderr
 
 
-def test_all_notebooks_are_run():
+def test_all_notebooks_are_run_and_install_the_same():
   assert {path.stem for path in _FOLDER.glob('*.ipynb')} == set(_NAMES)
+  assert len(set(map(_install, _NAMES))) == 1
 
 
 @pytest.mark.parametrize('name', _NAMES)
-def test_a_notebook_is_as_it_is_reviewed(name):
+def test_notebook_is_valid_and_without_outputs(name):
   notebook = _read(name)
   nbformat.validate(notebook)
   for cell in notebook.cells:
     if cell.cell_type == 'code':
       assert cell.outputs == []
       assert cell.execution_count is None
-  repository = tomllib.loads((_ROOT / 'pyproject.toml').read_text('utf-8'))[
-    'project'
-  ]['urls']['Repository']
+  project = tomllib.loads((_ROOT / 'pyproject.toml').read_text('utf-8'))
+  repository = project['project']['urls']['Repository']
   path = f'{repository.removeprefix("https://github.com/")}/blob/main/colab'
   badge = f'https://colab.research.google.com/github/{path}/{name}.ipynb'
   assert f'href="{badge}"' in notebook.cells[0].source
-  (install,) = (cell for cell in notebook.cells if cell.id == 'install')
-  assert f"REPOSITORY = '{repository}'\n" in install.source
+  assert f"REPOSITORY = '{repository}'\n" in _install(name)
