@@ -1,6 +1,8 @@
 """Counts of what a program does, with planted instructions."""
 
+import fractions
 import logging
+import re
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,12 @@ _NAMES = {
   'WEIGHT': 'bf16[1024,1024]{1,0:T(8,128)(2,1)}',
   'ON_CHIP': 'bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)}',
   'ROWS': 'bf16[16,1024]{1,0:T(8,128)(2,1)S(1)}',
+  'STORED': 'bf16[16,1024]{1,0:T(8,128)(2,1)}',
+  'HALF': 'bf16[512,1024]{1,0:T(8,128)(2,1)S(1)}',
+  'LARGE': 'bf16[1024,512]{1,0:T(8,128)(2,1)}',  # 1 MiB
+  'FLIPPED': 'bf16[1024,1024]{0,1:T(8,128)(2,1)S(1)}',
+  # In the memory of the host.
+  'ON_HOST': 'f32[8]{0:T(128)S(5)}',
 }
 # A program with a loop, as the TPU compiler writes it.
 _TEXT = """\
@@ -84,26 +92,33 @@ def test_with_nothing_planted_nothing_is_counted():
   assert program.memory_bytes() == 7 * (3 * 4 + 1) + 2 * 4
 
 
-# The planted text, and the bytes that it sends.
-_COLLECTIVES = {
-  '%c = f32[8,16]{1,0} all-reduce(%i), to_apply=%sum': 2 * 512,
-  '%c = (f32[8]{0}, f32[4]{0}) all-reduce(%i, %i), to_apply=%sum': 2 * 48,
-  '%c = f32[8]{0} all-reduce-start(%i), to_apply=%sum\n'
-  '  %d = f32[8]{0} all-reduce-done(%c)': 2 * 32,
-  '%c = (f32[4]{0}, f32[64]{0}) all-gather-start(%i), dimensions={0}\n'
-  '  %d = f32[64]{0} all-gather-done(%c)': 256,
-  '%c = bf16[2,512]{1,0} reduce-scatter(%rows), to_apply=%sum': 16 * 1024 * 2,
-  '%c = f32[8]{0} all-to-all(%i), dimensions={0}': 32,
-  '%c = (f32[8]{0}, f32[8]{0}, u32[]) collective-permute-start(%i)\n'
-  '  %d = f32[8]{0} collective-permute-done(%c)': 32,
-}
+def _cases(table):
+  """Parametrises a test by a table: a number, then lines of a program."""
+  found = re.findall(r'^(\S+) +(.*(?:\n .*)*)', table, re.MULTILINE)
+  cases = [
+    pytest.param(fractions.Fraction(number), text, id=text)
+    for number, text in found
+  ]
+  return pytest.mark.parametrize(('expected', 'text'), cases)
 
 
-@pytest.mark.parametrize('line', _COLLECTIVES)
-def test_collectives_are_found_in_each_turn_of_a_loop(line):
-  program = _program(outer=line, inner=line)
+# The bytes that it sends.
+@_cases("""
+1024  %c = f32[8,16]{1,0} all-reduce(%i), to_apply=%sum
+96    %c = (f32[8]{0}, f32[4]{0}) all-reduce(%i, %i), to_apply=%sum
+64    %c = f32[8]{0} all-reduce-start(%i), to_apply=%sum
+      %d = f32[8]{0} all-reduce-done(%c)
+256   %c = (f32[4]{0}, f32[64]{0}) all-gather-start(%i), dimensions={0}
+      %d = f32[64]{0} all-gather-done(%c)
+32768 %c = bf16[2,512]{1,0} reduce-scatter(%rows), to_apply=%sum
+32    %c = f32[8]{0} all-to-all(%i), dimensions={0}
+32    %c = (f32[8]{0}, f32[8]{0}, u32[]) collective-permute-start(%i)
+      %d = f32[8]{0} collective-permute-done(%c)
+""")
+def test_collectives_are_found_in_each_turn_of_a_loop(text, expected):
+  program = _program(outer=text, inner=text)
   assert program.collectives() == 8
-  assert program.sent_bytes() == 8 * _COLLECTIVES[line]
+  assert program.sent_bytes() == 8 * expected
 
 
 def test_a_note_of_the_compiler_says_how_often_a_loop_turns():
@@ -121,190 +136,134 @@ def test_a_loop_of_unknown_turns_counts_once_and_says_so(caplog):
   assert 'loop runs depends on values' in caplog.text
 
 
-@pytest.mark.parametrize(
-  ('line', 'times'),
-  [
-    ('%c = f32[8]{0} call(%i), to_apply=%one', 1),
-    (
-      '%c = ((s32[]), f32[8]{0}) async-start(%i), calls=%one\n'
-      '  %d = f32[8]{0} async-done(%c)',
-      1,
-    ),
-    ('%c = f32[8]{0} fusion(%i), kind=kCustom, calls=%one', 1),
-    # It is not known which branch is taken: the one with most counts.
-    ('%c = f32[8]{0} conditional(%i), branch_computations={%one, %two}', 2),
-    (
-      '%c = f32[8]{0} conditional(%i), true_computation=%one, '
-      'false_computation=%two',
-      2,
-    ),
-    ('%c = f32[8]{0} reduce(%i, %i), to_apply=%none', 0),
-  ],
-)
-def test_what_an_instruction_calls_is_counted(line, times):
+# How many collectives it runs. It is not known which branch of a conditional is
+# taken: the one with most counts.
+@_cases("""
+1  %c = f32[8]{0} call(%i), to_apply=%one
+1  %c = ((s32[]), f32[8]{0}) async-start(%i), calls=%one
+   %d = f32[8]{0} async-done(%c)
+1  %c = f32[8]{0} fusion(%i), kind=kCustom, calls=%one
+2  %c = f32[8]{0} conditional(%i), branch_computations={%one, %two}
+2  %c = f32[8]{0} conditional(%i), true_computation=%one, false_computation=%two
+0  %c = f32[8]{0} reduce(%i, %i), to_apply=%none
+""")
+def test_what_an_instruction_calls_is_counted(text, expected):
   made = '%g = f32[8]{0} all-to-all(%x)\n  '
   computations = ''.join(
     f'%{name} (x: s32[]) -> f32[8] {{\n  %x = s32[] parameter(0)\n  '
     f'{count * made}ROOT %r = f32[8]{{0}} negate(%x)\n}}\n'
     for count, name in enumerate(('none', 'one', 'two'))
   )
-  found = _program(outer=line, inner=line, computations=computations)
-  assert found.collectives() == 8 * times
+  found = _program(outer=text, inner=text, computations=computations)
+  assert found.collectives() == 8 * expected
 
 
-@pytest.mark.parametrize(
-  ('is_gather', 'line'),
-  [
-    (True, '%c = bf16[5,32000]{1,0} all-gather(%rows), dimensions={1}'),
-    (
-      True,
-      '%c = (f32[5,2000]{1,0}, f32[5,32000]{1,0}) all-gather-start(%rows)\n'
-      '  %d = f32[5,32000]{1,0} all-gather-done(%c)',
-    ),
-    (True, '%c = f32[1,256,125]{2,1,0} all-gather(%rows), dimensions={1}'),
-    (True, '%c = f32[32000]{0} all-reduce(%rows), to_apply=%sum'),
-    (True, '%c = f32[32000]{0} all-to-all(%rows), dimensions={0}'),
-    (False, '%c = bf16[5,2000]{1,0} all-gather(%rows), dimensions={1}'),
-    (False, '%c = f32[256]{0} all-reduce(%rows), to_apply=%sum'),
-    (False, '%c = bf16[5,32000]{1,0} convert(%rows)'),
-  ],
-)
-def test_a_gathered_vocabulary_is_found(line, is_gather):
-  assert _program(inner=line).vocab_gathers(_VOCAB_SIZE) == 7 * is_gather
+@_cases("""
+1  %c = bf16[5,32000]{1,0} all-gather(%rows), dimensions={1}
+1  %c = (f32[5,2000]{1,0}, f32[5,32000]{1,0}) all-gather-start(%rows)
+   %d = f32[5,32000]{1,0} all-gather-done(%c)
+1  %c = f32[1,256,125]{2,1,0} all-gather(%rows), dimensions={1}
+1  %c = f32[32000]{0} all-reduce(%rows), to_apply=%sum
+1  %c = f32[32000]{0} all-to-all(%rows), dimensions={0}
+0  %c = bf16[5,2000]{1,0} all-gather(%rows), dimensions={1}
+0  %c = f32[256]{0} all-reduce(%rows), to_apply=%sum
+0  %c = bf16[5,32000]{1,0} convert(%rows)
+""")
+def test_a_gathered_vocabulary_is_found(text, expected):
+  assert _program(inner=text).vocab_gathers(_VOCAB_SIZE) == 7 * expected
 
 
-_LARGE = 'bf16[1024,512]{1,0:T(8,128)(2,1)}'  # 1 MiB
-_COPY = '%c = WEIGHT copy(%weight)'
-_COPIES = {
-  'copy': {'outer': _COPY},
-  'a MiB': {'outer': f'%c = {_LARGE} copy(%weight)'},
-  'transpose': {'outer': f'%c = {_LARGE} transpose(%weight), dimensions={{}}'},
-  'all-gather': {'outer': f'%c = {_LARGE} all-gather(%weight)'},
-  'asynchronous': {
-    'outer': '%c = (WEIGHT, WEIGHT, u32[]) copy-start(%weight)\n'
-    '  %d = WEIGHT copy-done(%c)'
-  },
-  'another layout on the chip': {
-    'outer': '%c = bf16[1024,1024]{0,1:T(8,128)(2,1)S(1)} copy(%weight)'
-  },
-  'named again': {
-    'outer': f'{_COPY}\n  %b = WEIGHT bitcast(%c)\n'
-    '  %t = (WEIGHT, WEIGHT) tuple(%c, %b)'
-  },
-  'fusion': _fusion('ROOT %c = WEIGHT copy(%x)'),
-  'written over in part': {
-    'outer': '%u = WEIGHT dynamic-update-slice(%weight, %rows, %i, %i)\n'
-    '  %c = WEIGHT copy(%u)'
-  },
-  'behind other names': _fusion(
-    '%c = WEIGHT copy(%x)',
-    '%b = WEIGHT bitcast(%c)',
-    'ROOT %t = (WEIGHT, WEIGHT) tuple(%x, %b)',
-  ),
-}
-_NO_COPIES = {
-  'small': {'outer': '%c = bf16[1024,511]{1,0} copy(%weight)'},
-  'prefetch': {
-    'outer': '%c = (ON_CHIP, WEIGHT, u32[]) copy-start(%weight)\n'
-    '  %d = ON_CHIP copy-done(%c)'
-  },
-  'part': {
-    'outer': '%c = ((WEIGHT), bf16[512,1024]{1,0:T(8,128)(2,1)S(1)}, '
-    's32[]) slice-start(%weight), slice={[0:512], [0:1024]}'
-  },
-  'in place': {
-    'outer': '%c = WEIGHT dynamic-update-slice(%weight, %rows, %i, %i)'
-  },
-  'activation': {
-    'outer': '%a = bf16[1024,2048]{1,0} dot(%rows, %weight)\n'
-    '  %c = bf16[1024,2048]{1,0} copy(%a)'
-  },
-  'used in the fusion': _fusion(
-    '%c = WEIGHT copy(%x)', 'ROOT %n = WEIGHT negate(%c)'
-  ),
-}
+# Small copies, prefetches, parts, updates in place and copied activations are
+# none.
+@_cases("""
+1  %c = WEIGHT copy(%weight)
+1  %c = LARGE copy(%weight)
+1  %c = LARGE transpose(%weight), dimensions={}
+1  %c = LARGE all-gather(%weight)
+1  %c = (WEIGHT, WEIGHT, u32[]) copy-start(%weight)
+   %d = WEIGHT copy-done(%c)
+1  %c = FLIPPED copy(%weight)
+1  %c = WEIGHT copy(%weight)
+   %b = WEIGHT bitcast(%c)
+   %t = (WEIGHT, WEIGHT) tuple(%c, %b)
+1  %u = WEIGHT dynamic-update-slice(%weight, %rows, %i, %i)
+   %c = WEIGHT copy(%u)
+0  %c = bf16[1024,511]{1,0} copy(%weight)
+0  %c = (ON_CHIP, WEIGHT, u32[]) copy-start(%weight)
+   %d = ON_CHIP copy-done(%c)
+0  %c = ((WEIGHT), HALF, s32[]) slice-start(%weight), slice={[0:512], [0:1024]}
+0  %c = WEIGHT dynamic-update-slice(%weight, %rows, %i, %i)
+0  %a = bf16[1024,2048]{1,0} dot(%rows, %weight)
+   %c = bf16[1024,2048]{1,0} copy(%a)
+""")
+def test_copied_weights_are_counted(text, expected):
+  assert _program(outer=text).weight_copies() == expected
 
 
-@pytest.mark.parametrize('case', [*_COPIES, *_NO_COPIES])
-def test_copied_weights_are_counted(case):
-  program = _program(**(_COPIES | _NO_COPIES)[case])
-  assert program.weight_copies() == (case in _COPIES)
+# A fusion copies what it returns, under any name, but not what it reads.
+@_cases("""
+1  ROOT %c = WEIGHT copy(%x)
+1  %c = WEIGHT copy(%x)
+   %b = WEIGHT bitcast(%c)
+   ROOT %t = (WEIGHT, WEIGHT) tuple(%x, %b)
+0  %c = WEIGHT copy(%x)
+   ROOT %n = WEIGHT negate(%c)
+""")
+def test_weights_that_a_fusion_copies_are_counted(text, expected):
+  assert _program(**_fusion(text)).weight_copies() == expected
 
 
-_HOST = 'f32[8]{0:T(128)S(5)}'
+@_cases("""
+1  %c = ((s32[4]{0}), token[]) infeed(%i)
+1  %c = token[] outfeed(%i)
+1  %c = (f32[8]{0}, token[]) send(%i), is_host_transfer=true
+1  %c = (f32[8]{0}, token[]) recv(%i), is_host_transfer=true
+1  %c = f32[8]{0} custom-call(%i), custom_call_target="MoveToHost"
+1  %c = f32[8]{0} custom-call(%i), custom_call_target="xla_ffi_cpu_callback"
+1  %c = (ON_HOST, f32[8]{0:T(128)}, u32[]) copy-start(%i)
+   %d = ON_HOST copy-done(%c)
+1  %h = s32[]{:S(5)} bitcast(%i)
+   %c = s32[]{:T(128)} copy(%h)
+0  %c = f32[8]{0} custom-call(%i), custom_call_target="TopK"
+""")
+def test_a_host_transfer_is_found(text, expected):
+  assert _program(outer=text, inner=text).host_transfers() == 8 * expected
 
 
-@pytest.mark.parametrize(
-  'line',
-  [
-    '%c = ((s32[4]{0}), token[]) infeed(%i)',
-    '%c = token[] outfeed(%i)',
-    '%c = (f32[8]{0}, token[]) send(%i), is_host_transfer=true',
-    '%c = (f32[8]{0}, token[]) recv(%i), is_host_transfer=true',
-    '%c = f32[8]{0} custom-call(%i), custom_call_target="MoveToHost"',
-    '%c = f32[8]{0} custom-call(%i), '
-    'custom_call_target="xla_ffi_python_cpu_callback"',
-    f'%c = ({_HOST}, f32[8]{{0:T(128)}}, u32[]) copy-start(%i)\n'
-    f'  %d = {_HOST} copy-done(%c)',
-    '%h = s32[]{:S(5)} bitcast(%i)\n  %c = s32[]{:T(128)} copy(%h)',
-  ],
-)
-def test_a_host_transfer_is_found(line):
-  assert _program(outer=line, inner=line).host_transfers() == 8
+def _moved(**planted):
+  """Returns how often planted text moves the bytes of the weight."""
+  found, plain = _program(**planted), _program()
+  return (found.memory_bytes() - plain.memory_bytes()) / _WEIGHT_BYTES
 
 
-def test_another_custom_call_is_no_host_transfer():
-  line = '%c = f32[8]{0} custom-call(%i), custom_call_target="TopK"'
-  assert _program(outer=line, inner=line).host_transfers() == 0
+@_cases("""
+1    %n = ON_CHIP custom-call(%weight), custom_call_target="x"
+2    %n = WEIGHT negate(%weight)
+0    %n = ON_CHIP negate(%on_chip)
+1    %c = (ON_CHIP, WEIGHT, u32[]) copy-start(%weight)
+     %d = ON_CHIP copy-done(%c)
+     %n = ON_CHIP negate(%d)
+1/2  %c = ((WEIGHT), HALF, s32[]) slice-start(%weight), slice={[0:512]}
+     %d = HALF slice-done(%c)
+1/64 %n = ROWS gather(%weight, %on_chip)
+""")
+def test_bytes_of_the_large_memory(text, expected):
+  assert _moved(outer=text) == expected
 
 
-def _bytes(**planted):
-  return _program(**planted).memory_bytes() - _program().memory_bytes()
-
-
-# The planted text, and how often it moves the weight.
-_BYTES = {
-  '%n = ON_CHIP custom-call(%weight), custom_call_target="x"': 1,
-  '%n = WEIGHT negate(%weight)': 2,
-  '%n = ON_CHIP negate(%on_chip)': 0,
-  '%c = (ON_CHIP, WEIGHT, u32[]) copy-start(%weight)\n'
-  '  %d = ON_CHIP copy-done(%c)\n  %n = ON_CHIP negate(%d)': 1,
-  '%c = ((WEIGHT), bf16[512,1024]{1,0:T(8,128)(2,1)S(1)}, s32[]) '
-  'slice-start(%weight), slice={[0:512], [0:1024]}\n'
-  '  %d = bf16[512,1024]{1,0:T(8,128)(2,1)S(1)} slice-done(%c)': 1 / 2,
-  '%n = ROWS gather(%weight, %on_chip)': 1 / 64,
-}
-
-
-@pytest.mark.parametrize('line', _BYTES)
-def test_bytes_of_the_large_memory(line):
-  assert _bytes(outer=line) == _BYTES[line] * _WEIGHT_BYTES
-
-
-_STORED_ROWS = 'bf16[16,1024]{1,0:T(8,128)(2,1)}'
-
-
-@pytest.mark.parametrize(
-  ('lines', 'times'),
-  [
-    (('ROOT %n = WEIGHT negate(%x)',), 2),
-    (('ROOT %n = WEIGHT add(%x, %x)',), 2),
-    (('%c = WEIGHT copy(%x)', 'ROOT %b = WEIGHT bitcast(%c)'), 2),
-    ((f'ROOT %s = {_STORED_ROWS} dynamic-slice(%x, %o, %o)',), 2 / 64),
-    # It is written in place.
-    (
-      (
-        f'%u = {_STORED_ROWS} broadcast(%o)',
-        '%w = WEIGHT dynamic-update-slice(%x, %u, %o, %o)',
-        'ROOT %b = WEIGHT bitcast(%w)',
-      ),
-      1 / 64,
-    ),
-  ],
-)
-def test_bytes_of_a_fusion(lines, times):
-  plan = _fusion('%o = s32[] constant(0)', *lines)
-  assert _bytes(**plan) == times * _WEIGHT_BYTES
+# The last one is written in place.
+@_cases("""
+2    ROOT %n = WEIGHT negate(%x)
+2    ROOT %n = WEIGHT add(%x, %x)
+2    %c = WEIGHT copy(%x)
+     ROOT %b = WEIGHT bitcast(%c)
+1/32 ROOT %s = STORED dynamic-slice(%x, %o, %o)
+1/64 %u = STORED broadcast(%o)
+     %w = WEIGHT dynamic-update-slice(%x, %u, %o, %o)
+     ROOT %b = WEIGHT bitcast(%w)
+""")
+def test_bytes_of_a_fusion(text, expected):
+  assert _moved(**_fusion('%o = s32[] constant(0)', text)) == expected
 
 
 def test_the_least_bytes_are_those_of_the_cheapest_branch():
