@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 
+from huggingface_hub import constants
 import jax
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from experiments.inspection import inspection
 import specsample
@@ -20,94 +21,36 @@ from tests.loading.published import test_dflash2
 from tests.loading.published import test_eagle
 from tests.loading.published import test_heads
 from tests.loading.published import test_p_eagle
+from tests.models import random_models
 
-_SIZES = {
-  'vocab_size': 96,
-  'hidden_size': 32,
-  'num_hidden_layers': 2,
-  'num_attention_heads': 4,
-  'num_key_value_heads': 2,
-  'intermediate_size': 48,
-  'max_position_embeddings': 64,
-}
-_EXPERTS = {'num_experts_per_tok': 2, 'moe_intermediate_size': 20}
-_LATENT = _EXPERTS | {
-  'q_lora_rank': 20,
-  'kv_lora_rank': 16,
-  'qk_rope_head_dim': 8,
-  'qk_nope_head_dim': 10,
-  'v_head_dim': 6,
-  'n_routed_experts': 8,
-  'n_group': 4,
-  'topk_group': 2,
-  'first_k_dense_replace': 1,
-  'num_key_value_heads': 4,
-  'num_nextn_predict_layers': 0,
-}
-# A family's own settings, and parts of facts that only its models have.
+# Parts of facts that only models of a family have.
 _FAMILIES = {
-  'llama': ({}, {'num_kv_heads': '2', 'vocab_size': '96'}),
-  'mistral': ({'sliding_window': 7}, {'sliding_window': '7'}),
-  'mixtral': (
-    {'num_local_experts': 4, 'num_experts_per_tok': 2},
-    {'experts': 'num_experts=4, num_per_token=2'},
-  ),
-  'qwen2': ({}, {'attention_bias': 'True'}),
-  'qwen3': (
-    {'head_dim': 12, 'tie_word_embeddings': True},
-    {'head_dim': '12', 'tie_embeddings': 'True'},
-  ),
-  'qwen3_moe': (
-    _EXPERTS | {'num_experts': 6, 'mlp_only_layers': [1]},
-    {'experts': 'mlp_dim=20'},
-  ),
-  'qwen3_5_text': (
-    {
-      'head_dim': 16,
-      'layer_types': ['linear_attention', 'full_attention'],
-      'linear_key_head_dim': 8,
-      'linear_value_head_dim': 6,
-      'linear_num_key_heads': 2,
-      'linear_num_value_heads': 4,
-    },
-    {'delta': 'num_value_heads=4'},
-  ),
-  'gemma2': ({'head_dim': 12, 'sliding_window': 7}, {'sliding_window': '7'}),
-  'gemma3_text': (
-    {'head_dim': 12, 'sliding_window': 7},
-    {'sliding_window': '7'},
-  ),
-  'gemma4_text': (
-    {
-      'num_hidden_layers': 4,
-      'layer_types': ['sliding_attention', 'full_attention'] * 2,
-      'head_dim': 12,
-      'global_head_dim': 16,
-      'num_kv_shared_layers': 2,
-      'use_double_wide_mlp': True,
-      'hidden_size_per_layer_input': 6,
-      'vocab_size_per_layer_input': 96,
-      'sliding_window': 7,
-    },
-    {
-      'full_head_dim': '16',
-      'num_shared': '2',
-      'shared_mlp_dim': '96',
-      'layer_input_dim': '6',
-    },
-  ),
-  'gpt_oss': (
-    {'num_local_experts': 4, 'head_dim': 8, 'sliding_window': 7},
-    {'has_sinks': 'True', 'sliding_window': '7', 'experts': 'num_experts=4'},
-  ),
-  'deepseek_v3': (_LATENT, {'latent': 'kv_rank=16'}),
+  'llama': {'num_kv_heads': '2', 'vocab_size': '131'},
+  'mistral': {'sliding_window': '7'},
+  'mixtral': {'experts': 'num_experts=4, num_per_token=2'},
+  'qwen2': {'attention_bias': 'True'},
+  'qwen3': {'head_dim': '12', 'tie_embeddings': 'True'},
+  'qwen3_moe': {'experts': 'mlp_dim=20'},
+  'qwen3_5': {'delta': 'num_value_heads=4'},
+  'gemma2': {'sliding_window': '7'},
+  'gemma3': {'sliding_window': '7'},
+  'gemma4': {
+    'full_head_dim': '16',
+    'num_shared': '2',
+    'shared_mlp_dim': '96',
+    'layer_input_dim': '8',
+  },
+  'gpt_oss': {
+    'has_sinks': 'True',
+    'sliding_window': '7',
+    'experts': 'num_experts=6',
+  },
+  'deepseek_v3': {'latent': 'kv_rank=16'},
 }
 
 
 def _save(folder, kind='llama', **options):
-  settings, _ = _FAMILIES[kind]
-  config = transformers.AutoConfig.for_model(kind, **_SIZES | settings)
-  model = transformers.AutoModelForCausalLM.from_config(config)
+  model = random_models.reference(kind)
   model.save_pretrained(folder, **options)
   return model
 
@@ -135,12 +78,12 @@ def test_families_are_told_with_their_sizes(tmp_path, kind):
   report = inspection.inspect(str(tmp_path))
   assert report.problem is None
   facts = dict(report.facts)
-  _, own = _FAMILIES[kind]
-  for name, part in own.items():
+  for name, part in _FAMILIES[kind].items():
     assert part in facts[name]
-  count = sum(x.numel() for x in reference.parameters())
-  # Buffers: biases of a router, and scalars of layers.
-  count += {'deepseek_v3': 8, 'gemma4_text': 4}.get(kind, 0)
+  named = dict(reference.named_parameters(remove_duplicate=False))
+  # Biases of a router and scalars of layers are buffers.
+  buffers = [x for k, x in reference.state_dict().items() if k not in named]
+  count = sum(x.numel() for x in (*reference.parameters(), *buffers))
   assert facts['parameters'] == f'{count:,}'
   assert facts['weights as'].startswith(f'float32 {4 * count / 1000:.4g} kB')
 
@@ -187,16 +130,22 @@ def test_models_of_the_library_are_told(tmp_path):
   assert 'does not describe a model' in _problem(tmp_path / 'whole')
 
 
-# For each layout: its tensors, its configuration and the resulting class.
+# For each layout: its tensors, its configuration, the resulting class, and a
+# target.
 _PUBLISHED = {
-  'Medusa': (test_heads.medusa_tensors, None, 'Medusa'),
-  'Hydra': (test_heads.hydra_tensors, None, 'Hydra'),
-  'EAGLE': (test_eagle.eagle_tensors, test_eagle.CONFIG, 'Eagle'),
-  'EAGLE-3': (test_eagle.eagle3_tensors, test_eagle.CONFIG, 'Eagle3'),
+  'Medusa': (test_heads.medusa_tensors, None, 'Medusa', test_heads.TARGET),
+  'Hydra': (test_heads.hydra_tensors, None, 'Hydra', test_heads.TARGET),
+  'EAGLE': (
+    *(test_eagle.eagle_tensors, test_eagle.CONFIG),
+    *('Eagle', test_eagle.TARGET),
+  ),
+  'EAGLE-3': (
+    *(test_eagle.eagle3_tensors, test_eagle.CONFIG),
+    *('Eagle3', test_eagle.TARGET),
+  ),
   'P-EAGLE': (
-    test_p_eagle.p_eagle_tensors,
-    test_p_eagle.CONFIG,
-    'PEagle',
+    *(test_p_eagle.p_eagle_tensors, test_p_eagle.CONFIG),
+    *('PEagle', test_eagle.TARGET),
   ),
   'DFlash': (
     test_dflash.dflash_tensors,
@@ -205,30 +154,22 @@ _PUBLISHED = {
       for key, value in test_dflash.DSPARK.items()
       if 'markov' not in key and 'confidence' not in key
     },
-    'DFlash',
+    *('DFlash', test_dflash.TARGET),
   ),
-  'DFlash 2': (test_dflash2.tensors, test_dflash2.config(), 'DFlash2'),
+  'DFlash 2': (
+    *(test_dflash2.tensors, test_dflash2.config()),
+    *('DFlash2', test_dflash.TARGET),
+  ),
   'DSpark': (
     lambda: test_dflash.dflash_tensors(rank=test_dflash.RANK, has_head=True),
-    test_dflash.DSPARK,
-    'DSpark',
+    *(test_dflash.DSPARK, 'DSpark', test_dflash.TARGET),
   ),
-}
-_TARGETS = {
-  'Medusa': test_heads.TARGET,
-  'Hydra': test_heads.TARGET,
-  'EAGLE': test_eagle.TARGET,
-  'EAGLE-3': test_eagle.TARGET,
-  'P-EAGLE': test_eagle.TARGET,
-  'DFlash': test_dflash.TARGET,
-  'DFlash 2': test_dflash.TARGET,
-  'DSpark': test_dflash.TARGET,
 }
 
 
 def _publish(folder, layout):
   """Writes a small drafter in a layout."""
-  make, config, _ = _PUBLISHED[layout]
+  make, config, *_ = _PUBLISHED[layout]
   folder.mkdir()
   if config is None:
     return test_heads.save(folder, f'{layout.lower()}_lm_head.pt', make())
@@ -238,14 +179,14 @@ def _publish(folder, layout):
 @pytest.mark.parametrize('layout', _PUBLISHED)
 def test_published_drafters_are_told(tmp_path, layout):
   folder = _publish(tmp_path / 'drafter', layout)
-  target = _TARGETS[layout]
+  *_, kind, target = _PUBLISHED[layout]
   checkpoint.save(tmp_path / 'target', target.model, target.params)
   with pytest.raises(ValueError, match=r'is a drafter, .* --target=MODEL'):
     inspection.inspect(str(folder))
   report = inspection.inspect(str(folder), str(tmp_path / 'target'))
   assert report.problem is None
   facts = dict(report.facts)
-  assert facts['drafter'] == _PUBLISHED[layout][2]
+  assert facts['drafter'] == kind
   loaded = specsample.load_drafter(folder, target)
   assert facts['drafts'] == f'{loaded.drafter.num_draft_tokens} tokens'
 
@@ -285,47 +226,46 @@ def test_drafters_of_the_library_are_told(tmp_path):
     inspection.inspect(str(folder / 'drafter.safetensors'))
 
 
-def test_shards_that_are_missing_or_cut_off_are_named(tmp_path):
-  _save(tmp_path, max_shard_size='20KB')
-  first, second, *_ = sorted(tmp_path.glob('model-*.safetensors'))
-  os.truncate(second, 300)
-  text = _problem(tmp_path)
-  assert f'{second.name} is not a complete safetensors file' in text
-  first.unlink()
-  assert f'lacks {first.name}' in _problem(tmp_path)
+def _config(**changes):
+  return lambda folder: _change(folder / 'config.json', **changes)
+
+
+def _as_pickle(folder):
+  for path in folder.glob('model*'):
+    path.unlink()
+  weights = random_models.reference('llama').state_dict()
+  torch.save(weights, folder / 'pytorch_model.bin')
 
 
 @pytest.mark.parametrize(
-  ('changes', 'expected'),
+  ('damage', 'words'),
   [
-    ({'model_type': 'mamba'}, "model_type is 'mamba', but the supported types"),
-    ({'hidden_act': 'gelu'}, "hidden_act is 'gelu', but only 'silu' is"),
     (
-      {'quantization_config': {'quant_method': 'gptq'}},
+      lambda x: os.truncate(sorted(x.glob('model-*'))[1], 300),
+      r'model-00002-of-\d+.safetensors is not a complete safetensors file',
+    ),
+    (lambda x: sorted(x.glob('model-*'))[0].unlink(), 'lacks model-00001-of-'),
+    (
+      _config(model_type='mamba'),
+      "model_type is 'mamba', but the supported types",
+    ),
+    (_config(hidden_act='gelu'), "hidden_act is 'gelu', but only 'silu' is"),
+    (
+      _config(quantization_config={'quant_method': 'gptq'}),
       "quant_method of quantization_config is 'gptq', but only 'fp8' or",
+    ),
+    (_as_pickle, 'pytorch_model.bin may be a pickle'),
+    (lambda x: [path.unlink() for path in x.glob('model*')], 'safetensors'),
+    (
+      lambda x: (x / 'tokenizer.json').write_text('{"version": "1.0"'),
+      'tokenizer.json',
     ),
   ],
 )
-def test_a_configuration_that_does_not_fit_is_told(tmp_path, changes, expected):
-  _save(tmp_path)
-  _change(tmp_path / 'config.json', **changes)
-  assert expected in _problem(tmp_path)
-
-
-def test_weights_that_cannot_be_read_are_named(tmp_path):
-  model = _save(tmp_path)
-  path = tmp_path / 'model.safetensors'
-  path.unlink()
-  torch.save(model.state_dict(), tmp_path / 'pytorch_model.bin')
-  assert 'pytorch_model.bin may be a pickle' in _problem(tmp_path)
-  (tmp_path / 'pytorch_model.bin').unlink()
-  assert 'safetensors' in _problem(tmp_path)
-
-
-def test_a_broken_tokenizer_is_told(tmp_path):
-  _save(tmp_path)
-  (tmp_path / 'tokenizer.json').write_text('{"version": "1.0"')
-  assert 'tokenizer.json' in _problem(tmp_path)
+def test_what_cannot_be_loaded_is_told(tmp_path, damage, words):
+  _save(tmp_path, max_shard_size='20KB')
+  damage(tmp_path)
+  assert re.search(words, _problem(tmp_path))
 
 
 def test_broken_gguf_files_are_told(tmp_path, write_gguf):
@@ -353,13 +293,13 @@ def test_modules_for_more_tokens_need_their_target(tmp_path):
   _change(tmp_path / 'config.json', num_nextn_predict_layers=1)
   assert inspection.inspect(str(tmp_path)).problem is None
   text = _problem(tmp_path, tmp_path)
-  assert 'tensors (model.layers.2.' in text
+  assert 'tensors (model.layers.3.' in text
 
 
 def test_the_command_ends_as_the_checkpoint_is(tmp_path, commands):
   _save(tmp_path / 'whole')
   shutil.copytree(tmp_path / 'whole', tmp_path / 'broken')
-  _change(tmp_path / 'broken' / 'config.json', num_hidden_layers=3)
+  _change(tmp_path / 'broken' / 'config.json', num_hidden_layers=4)
   (tmp_path / 'empty').mkdir()
   (tmp_path / 'notes.txt').write_text('')
   paths = ('whole', 'broken', 'empty', 'notes.txt', 'nowhere')
@@ -375,7 +315,7 @@ def test_the_command_ends_as_the_checkpoint_is(tmp_path, commands):
   assert whole.out.endswith('it can be loaded\n')
   assert '\n  num_layers' in whole.out
   assert broken.code == empty.code == notes.code == 1
-  assert '/broken lacks 9 tensors (model.layers.2.' in broken.out
+  assert '/broken lacks 9 tensors (model.layers.3.' in broken.out
   assert 'empty holds neither config.json nor' in empty.out
   assert 'notes.txt is not a GGUF file' in notes.out
   expected = (
@@ -386,21 +326,19 @@ def test_the_command_ends_as_the_checkpoint_is(tmp_path, commands):
     'empty holds neither config.json nor',
   )
   for outcome, words in zip(others, expected, strict=True):
-    assert outcome.code == 2
-    assert outcome.out == ''
-    assert words in outcome.err
-    assert outcome.err.count('\n') == 1
+    outcome.check_refused(words)
 
 
-def test_what_was_downloaded_from_the_hub_is_inspected(tmp_path, commands):
-  cached = tmp_path / 'hub' / 'models--organisation--model'
+def test_what_was_downloaded_from_the_hub_is_inspected(tmp_path, monkeypatch):
+  monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path))
+  monkeypatch.setenv('HF_HOME', str(tmp_path))
+  cached = tmp_path / 'models--organisation--model'
   commit = '0' * 40
   _save(cached / 'snapshots' / commit)
   (cached / 'refs').mkdir()
   (cached / 'refs' / 'main').write_text(commit)
-  calls = [['inspect', f'organisation/{name}'] for name in ('model', 'absent')]
-  model, absent = commands.run_all(calls, variables={'HF_HOME': str(tmp_path)})
-  assert model.code == 0, model.err
-  assert f'{commit}: a model\n' in model.out
-  assert absent.code == 2
-  assert f'not downloaded from the hub to {tmp_path}' in absent.err
+  report = inspection.inspect('organisation/model')
+  assert (report.problem, report.what) == (None, 'a model')
+  assert report.path.endswith(commit)
+  with pytest.raises(ValueError, match=f'from the hub to {tmp_path}'):
+    inspection.inspect('organisation/absent')
