@@ -1,6 +1,8 @@
-"""The JAX settings that every decoding command makes first."""
+"""The JAX settings that commands make first, and what they must find."""
 
 import importlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -102,3 +104,33 @@ def test_the_variable_decides_which_programs_are_kept(monkeypatch):
   jax.config.update(name, 3.0)
   environment.set_up()
   assert getattr(jax.config, name) == 3.0
+
+
+@pytest.mark.parametrize(
+  ('flags', 'code', 'line'),
+  [
+    # Without the packages of the environment, as the system's Python.
+    (
+      ('-S',),
+      'import experiments',
+      ' has no absl: use .venv/bin/python, which ./run.sh makes, or pip '
+      "install '.[experiments]' in the repository",
+    ),
+    (
+      (),
+      'import sys; sys.version_info = (3, 10, 13); import experiments',
+      'this is Python 3.10, and specsample needs 3.11 or newer: use '
+      '.venv/bin/python, which ./run.sh makes, or another environment',
+    ),
+  ],
+)
+def test_a_lack_is_one_line(flags, code, line):
+  done = subprocess.run(
+    [sys.executable, *flags, '-c', code],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 2
+  (printed,) = done.stderr.splitlines()
+  assert printed.endswith(line)
