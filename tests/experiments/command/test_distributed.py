@@ -6,7 +6,6 @@ import pathlib
 import re
 import signal
 import socket
-import time
 
 import pytest
 
@@ -22,7 +21,6 @@ _KEYS = [
   ['memory_bandwidth', 1],
   ['refilled', 'ngram', 1],
 ]
-_TIMEOUT = 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,20 +64,17 @@ def runs(commands, tiny_evaluate, cpu_devices, tmp_path_factory):
 
   soon = ('--heartbeat_timeout=6',)
   first = commands.start_on_two_hosts(*call, flags=(soon, soon), **options)
+  journal = folders[0] / 'out' / 'journal.jsonl'
+  is_begun = lambda: journal.exists() and journal.read_bytes().count(b'\n') >= 3
   try:
-    _wait_for_units(folders[0] / 'out' / 'journal.jsonl', 2, first)
+    commands.wait(is_begun, *first)
     first[1].send_signal(signal.SIGKILL)
     ended = [commands.finish(process) for process in first]
   finally:
     for process in first:
       process.kill()
   killed = Run(ended, files())
-  second = commands.start_on_two_hosts(*call, **options)
-  try:
-    ended = [commands.finish(process) for process in second]
-  finally:
-    for process in second:
-      process.kill()
+  ended = commands.run_on_two_hosts(*call, **options)
   return killed, Run(ended, files())
 
 
@@ -89,15 +84,6 @@ def _folder(tmp_path_factory):
   for name in ('configs', 'experiments'):
     (folder / name).symlink_to(_ROOT / name)
   return folder
-
-
-def _wait_for_units(journal, count, processes):
-  deadline = time.monotonic() + _TIMEOUT
-  while not journal.exists() or journal.read_bytes().count(b'\n') <= count:
-    for process in processes:
-      assert process.poll() is None, process.stderr.read().decode()
-    assert time.monotonic() < deadline
-    time.sleep(0.002)
 
 
 def test_all_end_when_one_is_killed(runs):
@@ -165,13 +151,12 @@ def test_processes_that_differ_are_refused(
 ):
   folders = [_folder(tmp_path_factory) for _ in range(2)]
   call = ('generate', *tiny, '--prompt=Hello', '--out=out')
-  processes = commands.start_on_two_hosts(
+  outcome, other = commands.run_on_two_hosts(
     *call,
     flags=[(), ('--seed=1',)],
     folders=folders,
     variables=cpu_devices(4),
   )
-  outcome, other = [commands.finish(process) for process in processes]
   assert outcome.code == 2
   # Gloo prints its greetings in between.
   assert re.search(
@@ -184,39 +169,34 @@ def test_processes_that_differ_are_refused(
   assert not any((folder / 'out').exists() for folder in folders)
 
 
-@pytest.fixture(scope='module')
-def alone(commands, tiny):
-  """Outcomes of the command by case, with flags that cannot work."""
+def test_processes_that_do_not_meet_end_with_one_line(commands, tiny):
   with socket.create_server(('localhost', 0)) as server:
     address = f'--coordinator_address=localhost:{server.getsockname()[1]}'
-  cases = {
-    'waits': (address, '--num_processes=2', '--process_id=0'),
-    'calls': (address, '--num_processes=2', '--process_id=1'),
-    'no cluster': ('--distributed',),
-    'no port': ('--coordinator_address=localhost',),
-    'third of two': (address, '--num_processes=2', '--process_id=2'),
-  }
-  call = ('generate', *tiny, '--prompt=Hello', '--initialization_timeout=2')
-  calls = [(*call, *flags) for flags in cases.values()]
-  return dict(zip(cases, commands.run_all(calls), strict=True))
-
-
-@pytest.mark.parametrize(
-  ('case', 'expected'),
-  [
+  both = (address, '--num_processes=2')
+  # The flags, and words of the line.
+  cases = [
     (
-      'waits',
-      r'--coordinator_address=localhost:\d+, .* within 2 s: start each',
+      (*both, '--process_id=0'),
+      '--coordinator_address=localhost: ... within 2 s: start each',
     ),
-    ('calls', r'--process_id=1: .* within 2 s: .* process 0 can be reached'),
-    ('no cluster', r'--distributed: .* give --coordinator_address, --num'),
-    ('no port', r'--coordinator_address=localhost: give host:port .*--help'),
-    ('third of two', r'--distributed: .*process_id=2, num_processes=2'),
-  ],
-)
-def test_processes_that_do_not_meet_end_with_one_line(alone, case, expected):
-  outcome = alone[case]
-  assert outcome.code == 2
-  assert outcome.out == ''
-  assert re.search(expected, outcome.err), outcome.err
-  assert len(outcome.err.splitlines()) == 1
+    (
+      (*both, '--process_id=1'),
+      '--process_id=1: ... within 2 s: ... process 0 can be reached',
+    ),
+    (
+      ('--distributed',),
+      '--distributed: ... give --coordinator_address, --num',
+    ),
+    (
+      ('--coordinator_address=localhost',),
+      '--coordinator_address=localhost: give host:port ... --help',
+    ),
+    (
+      (*both, '--process_id=2'),
+      '--distributed: ... process_id=2, num_processes=2',
+    ),
+  ]
+  call = ('generate', *tiny, '--prompt=Hello', '--initialization_timeout=2')
+  ended = commands.run_all([(*call, *flags) for flags, _ in cases])
+  for outcome, (_, words) in zip(ended, cases, strict=True):
+    outcome.check_refused(words)
