@@ -14,14 +14,16 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import methods
 from experiments.methods import random_weights
 from experiments.timing import benchmarking
 from experiments.timing import transformers_peer
 import specsample
+from specsample import drafters
 from specsample import testing
+from specsample import verify
 from specsample.models import int8
 from specsample.models import packed
-from specsample.models import transformer
 from tests.experiments import reports
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -56,27 +58,22 @@ def real(tiny, commands, tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def synthetic(checkpoint, commands, tmp_path_factory):
-  """The shipped hardware study, with the checkpoint's sizes."""
+def synthetic(target, commands, tmp_path_factory):
+  """The shipped hardware study, with the tiny model's sizes."""
   out = tmp_path_factory.mktemp('synthetic')
-  model = specsample.load(checkpoint).model
-  target = {
-    field.name: getattr(model, field.name)
-    for field in dataclasses.fields(model)
-  }
-  sizes = {'llama_8b': target, 'llama_1b': target | {'num_layers': 1}}
+  fields = dataclasses.fields(target.model)
+  model = {field.name: getattr(target.model, field.name) for field in fields}
+  sizes = {'llama_8b': model, 'llama_1b': model | {'num_layers': 1}}
   bindings = [
     f'--gin_bindings={scope}/Transformer.{name} = {value!r}'
     for scope, values in sizes.items()
     for name, value in values.items()
   ]
-  study = '--recipe=llama_8b'
-  return _run(commands, out, study, *bindings, *_FEW)
+  return _run(commands, out, '--recipe=llama_8b', *bindings, *_FEW)
 
 
 def _run(commands, out, *flags):
-  outcome = commands.run('benchmark', *flags, f'--out={out}')
-  assert outcome.code == 0, outcome.err
+  outcome = commands.complete('benchmark', *flags, f'--out={out}')
   assert [path.name for path in out.iterdir()] == ['benchmark.json']
   return outcome, json.loads((out / 'benchmark.json').read_text())
 
@@ -122,9 +119,8 @@ def test_json_holds_every_measurement(name, request):
   assert f'Benchmark.max_new_tokens = {_NEW_TOKENS}' in measured['gin_config']
 
 
-def test_bytes_are_those_of_the_model(real, synthetic, checkpoint):
-  loaded = specsample.load(checkpoint)
-  model = loaded.model
+def test_bytes_are_those_of_the_model(real, synthetic, checkpoint, target):
+  model = target.model
   # A pass reads everything but the embedding, from which it takes single rows.
   file = (checkpoint / 'model.safetensors').read_bytes()
   header = 8 + int.from_bytes(file[:8], 'little')
@@ -133,7 +129,7 @@ def test_bytes_are_those_of_the_model(real, synthetic, checkpoint):
   # matrices are not packed.
   with_zeros = weights + 4 * sum(
     leaf.values.size - math.prod(leaf.shape)
-    for leaf in jax.tree.leaves(loaded.params, is_leaf=packed.is_packed)
+    for leaf in jax.tree.leaves(target.params, is_leaf=packed.is_packed)
     if packed.is_packed(leaf)
   )
   # Keys and values for the prompt's bucket and the new tokens, and a length.
@@ -172,35 +168,26 @@ def test_without_torch_transformers_is_left_out(monkeypatch, capsys):
   monkeypatch.setitem(sys.modules, 'torch', None)
   loaded = specsample.Loaded(None, {}, None)
   assert transformers_peer.generator(loaded, [1], 8) is None
-  assert capsys.readouterr().err == (
-    'transformers is left out: it or torch is not installed\n'
-  )
-
-
-def _int8(model, key):
-  return int8.weights(model.init(key))
+  line = 'transformers is left out: it or torch is not installed\n'
+  assert capsys.readouterr().err == line
 
 
 @pytest.mark.parametrize(
-  ('dtype', 'init', 'backend', 'why'),
+  ('dtype', 'weights', 'backend', 'why'),
   [
-    (
-      'bfloat16',
-      transformer.Transformer.init,
-      'cpu',
-      'this model computes in bfloat16',
-    ),
-    ('float32', _int8, 'cpu', 'those of this model are int8'),
-    ('float32', transformer.Transformer.init, 'gpu', 'this model runs on gpu'),
+    ('bfloat16', None, 'cpu', 'this model computes in bfloat16'),
+    ('float32', 'int8', 'cpu', 'those of this model are int8'),
+    ('float32', None, 'gpu', 'this model runs on gpu'),
   ],
 )
 def test_transformers_is_compared_on_equal_terms_only(
-  dtype, init, backend, why, monkeypatch, capsys
+  dtype, weights, backend, why, monkeypatch, capsys
 ):
   # transformers' Llama has no sliding window, so building one would be refused.
   model = testing.tiny_llama(vocab_size=8)
   model = dataclasses.replace(model, sliding_window=4, dtype=dtype)
-  loaded = specsample.Loaded(model, init(model, jax.random.key(0)), None)
+  params = random_weights.params(model, weights=weights)
+  loaded = specsample.Loaded(model, params, None)
   monkeypatch.setattr(jax, 'default_backend', lambda: backend)
   transformers_peer.check(loaded)
   assert transformers_peer.generator(loaded, [1], 8) is None
@@ -208,15 +195,14 @@ def test_transformers_is_compared_on_equal_terms_only(
   assert line.startswith('transformers is left out: ') and line.endswith(why)
 
 
-def test_a_lossless_method_is_not_called_synthetic(real):
+def test_acceptance_is_called_synthetic_only_where_it_is_stated(
+  real, synthetic
+):
   outcome, measured = real
   (found,) = measured['methods']
   assert (found['drafter'], found['verifier']) == ('ngram', 'chain')
   assert (found['lossless'], found['synthetic']) == (True, False)
   assert 'synthetic' not in outcome.out.lower()
-
-
-def test_stated_acceptance_says_synthetic(synthetic):
   outcome, measured = synthetic
   (found,) = measured['methods']
   assert (found['drafter'], found['verifier']) == ('chain', 'synthetic')
@@ -244,14 +230,25 @@ def test_terminal_gets_the_summary(real):
   assert [step[:4] for step in steps] == [f'{i}/7,' for i in range(7)]
 
 
-def test_a_target_of_random_int8_weights(checkpoint):
-  model = specsample.load(checkpoint).model
-  quantised = random_weights.params(model, weights='int8')
-  expected = int8.weights(random_weights.params(model))
+def test_a_target_of_random_int8_weights(target):
+  quantised = random_weights.params(target.model, weights='int8')
+  expected = int8.weights(random_weights.params(target.model))
   assert int8.names(quantised) == int8.names(expected) != []
   jax.tree.map(np.testing.assert_array_equal, quantised, expected)
   with pytest.raises(ValueError, match="weights is 'int4': give 'int8'"):
-    random_weights.params(model, weights='int4')
+    random_weights.params(target.model, weights='int4')
+
+
+def test_a_table_of_bounds_is_made_once():
+  model = testing.tiny_llama(vocab_size=37)
+  certified = methods.Method(drafters.NoDraft(), verify=verify.certified)
+  benchmark = benchmarking.Benchmark(
+    model=model,
+    params=model.init(jax.random.key(0)),
+    methods={'certified': certified},
+  )
+  first, again = (benchmark.setup(certified).params for _ in range(2))
+  assert first['shadow'] is again['shadow']
 
 
 def _measure(out, *arguments, python=sys.executable, minutes=3):
@@ -309,44 +306,50 @@ out.mkdir()
 
 
 @pytest.fixture
-def recorder(tmp_path):
-  """A stand-in for Python that records the calls of a script."""
-  path = tmp_path / 'python'
-  path.write_text(_RECORDER.format(python=sys.executable))
-  path.chmod(0o755)
-  return path
+def record(tmp_path):
+  """A function that runs the script for parts: its outcome and its calls."""
+  python, calls = tmp_path / 'python', tmp_path / 'calls'
+  python.write_text(_RECORDER.format(python=sys.executable))
+  python.chmod(0o755)
+  calls.touch()
+
+  def run(*arguments, minutes=3):
+    done = _measure(tmp_path, *arguments, python=python, minutes=minutes)
+    return done, list(map(json.loads, calls.read_text().splitlines()))
+
+  return run
 
 
-def _calls(out):
-  return list(map(json.loads, (out / 'calls').read_text().splitlines()))
-
-
-def test_parts_without_a_result_run_the_most_important_first(
-  recorder, tmp_path
-):
+def test_parts_without_a_result_run_the_most_important_first(record, tmp_path):
   (tmp_path / 'fails').touch()
-  done = _measure(tmp_path, 'target|mtp|8b_int8', python=recorder)
+  done, called = record('target|mtp|8b_int8')
   assert 'mtp ended with code 3' in done.stderr
-  called = _calls(tmp_path)
   assert [name for name, *_ in called] == ['target', 'mtp', '8b_int8']
   # All but the last have half of the three minutes at most.
   first, second, last = (int(seconds) for _, seconds, _ in called)
   assert max(first, second) <= 90 < last <= 180
   (tmp_path / 'fails').unlink()
-  _measure(tmp_path, 'target|mtp|8b_int8', python=recorder)
-  assert [name for name, *_ in _calls(tmp_path)[3:]] == ['mtp']
+  _, called = record('target|mtp|8b_int8')
+  assert [name for name, *_ in called[3:]] == ['mtp']
 
 
-def test_every_part_is_a_configuration_of_a_command(recorder, tmp_path):
-  _measure(tmp_path, '.', '8', 'Ngram.num_draft_tokens = 2', python=recorder)
-  called = _calls(tmp_path)
+def test_without_time_nothing_begins(record):
+  done, called = record('mtp|draft', minutes=0)
+  assert done.stdout.splitlines() == [
+    'mtp: no time was left',
+    'draft: no time was left',
+  ]
+  assert not called
+
+
+def test_every_part_is_a_configuration_of_a_command(record):
+  _, called = record('.', '8', 'Ngram.num_draft_tokens = 2')
   assert len(called) == 10
   for part, _, (module, *arguments) in called:
     assert (_ROOT / f'{module.replace(".", "/")}.py').exists()
     flag, *bindings, _ = (x.partition('=')[2] for x in arguments)
     is_file = flag.endswith('.gin')
     file = flag if is_file else 'configs/runs/benchmark.gin'
-    scope = None if is_file else flag or None
     gin.clear_config()
     gin.add_config_file_search_path(str(_ROOT))
     try:
@@ -355,7 +358,7 @@ def test_every_part_is_a_configuration_of_a_command(recorder, tmp_path):
       if part == 'prompts':
         assert gin.query_parameter('Evaluation.max_new_tokens') == 8
         continue
-      with gin.config_scope(scope):
+      with gin.config_scope(None if is_file else flag or None):
         bound = gin.get_bindings(
           benchmarking.Benchmark, resolve_references=False
         )
@@ -366,11 +369,3 @@ def test_every_part_is_a_configuration_of_a_command(recorder, tmp_path):
       assert weights == ('int8' if part == '8b_int8' else None)
     finally:
       gin.clear_config()
-
-
-def test_without_time_nothing_begins(recorder, tmp_path):
-  done = _measure(tmp_path, 'mtp|draft', python=recorder, minutes=0)
-  assert done.stdout.splitlines() == [
-    'mtp: no time was left',
-    'draft: no time was left',
-  ]
