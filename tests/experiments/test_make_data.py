@@ -1,4 +1,4 @@
-"""Data that the command makes: their content, and how they grow."""
+"""Data of make_data: their content, how they grow, and what is made of them."""
 
 import dataclasses
 import json
@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import shutil
-import time
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from experiments.training_data import text_prompts
 from experiments.training_data.data_folder import Source
 import specsample
 from specsample import files as files_lib
+from specsample.memory import store
 
 _TURNS = 24
 _SETTINGS = {
@@ -73,27 +73,24 @@ class Made:
   folder: object
   ended: object
 
-  def files(self):
-    """Returns the shards' contents by file name."""
-    return {
-      path.name: path.read_bytes() for path in self.folder.glob('shard-*.npz')
-    }
+
+def _shards(folder):
+  return {path.name: path.read_bytes() for path in folder.glob('shard-*.npz')}
 
 
 @pytest.fixture(scope='module')
-def made(commands, flags, tmp_path_factory):
+def make(commands, flags):
+  """A function that makes data in a folder and returns the outcome."""
+  return lambda out, tokens=_TOKENS: commands.complete(
+    *('make_data', *flags, f'--out={out}', f'--tokens={tokens}')
+  )
+
+
+@pytest.fixture(scope='module')
+def made(make, tmp_path_factory):
   """The data of one undisturbed run."""
   folder = tmp_path_factory.mktemp('made') / 'data'
-  ended = commands.run(
-    'make_data', *flags, f'--out={folder}', f'--tokens={_TOKENS}'
-  )
-  assert ended.code == 0, ended.err
-  return Made(folder, ended)
-
-
-@pytest.fixture(scope='module')
-def target(checkpoint):
-  return specsample.load(checkpoint)
+  return Made(folder, make(folder))
 
 
 @pytest.fixture(scope='module')
@@ -104,6 +101,11 @@ def data(made, target):
 @pytest.fixture(scope='module')
 def all_dialogues(data):
   return [dialogue for shard in data.shards for dialogue in shard]
+
+
+def _answer(dialogue):
+  (span,) = dialogue.answers
+  return dialogue.tokens[slice(*span)].tolist()
 
 
 def _turn(target, dialogue):
@@ -143,17 +145,13 @@ def test_there_are_as_many_tokens_as_asked_for(made, all_dialogues, data):
     assert sum(n for end, n in ends.items() if 'kept' in end) == len(shard)
     assert sum(ends.values()) == _TURNS
     assert notes['rows'] >= sum(d.tokens.size for d in shard)
-  assert set(made.files()) == {
+  assert set(_shards(made.folder)) == {
     f'shard-{i:05}.npz' for i in range(len(data.shards))
   }
 
 
-def test_few_tokens_take_few_conversations(commands, flags, tmp_path):
-  most = _SETTINGS['max_answer_tokens']
-  ended = commands.run(
-    'make_data', *flags, f'--out={tmp_path}', f'--tokens={most + 1}'
-  )
-  assert ended.code == 0, ended.err
+def test_few_tokens_take_few_conversations(make, tmp_path):
+  make(tmp_path, _SETTINGS['max_answer_tokens'] + 1)
   manifest = json.loads((tmp_path / 'manifest.json').read_text())
   for notes in manifest['shards']:
     assert sum(notes['ends'].values()) == 2
@@ -179,57 +177,43 @@ def test_a_shard_is_no_larger_than_what_is_wanted(wanted, tried, of_file):
 def test_a_greedy_answer_is_the_models_own(all_dialogues, target, greedy):
   answers = [d for d in all_dialogues if d.temperature == 0][:4]
   for dialogue in answers:
-    answer = dialogue.tokens[slice(*dialogue.answers[0])]
-    turn = _turn(target, dialogue)
+    answer, turn = _answer(dialogue), _turn(target, dialogue)
     tokens, _ = greedy(turn, _SETTINGS['max_answer_tokens'], chat=True)
-    assert answer.tolist() == tokens[: answer.size]
+    assert answer == tokens[: len(answer)]
     chat = target.tokenizer.encode_chat([{'role': 'user', 'content': turn}])
     assert dialogue.tokens[: dialogue.answers[0][0]].tolist() == chat
 
 
-def test_the_targets_vectors_are_computed_once(made, data, target):
-  dialogues = [d for shard in data.shards for d in shard]
-  found, num_found = features.read(data, target)
-  assert num_found == sum(d.tokens.size for d in dialogues)
-  again, num_found = features.read(data, target)
+def test_vectors_of_the_target_are_computed_once(
+  made, data, target, all_dialogues
+):
+  layers = (-1, 0)
+  found, num_found = features.read(data, target, layers)
+  assert num_found == sum(d.tokens.size for d in all_dialogues)
+  again, num_found = features.read(data, target, layers)
   assert not num_found
-  vectors, expected = (x[0][0]['hidden'] for x in (again, found))
-  np.testing.assert_array_equal(vectors, expected)
-  empty = target.model.init_cache(1, 0)
-  tokens = dialogues[0].tokens[None]
-  output, _ = target.model.apply(target.params, tokens, empty)
-  np.testing.assert_allclose(
-    vectors.astype(np.float32), output.hidden[0], rtol=0.02, atol=0.02
-  )
+  tokens = all_dialogues[0].tokens[None]
+  empty = target.model.init_cache(*tokens.shape)
+  output, _ = target.model.apply(target.params, tokens, empty, layers)
+  expected = {
+    'hidden': output.hidden[0],
+    'features': np.concatenate(output.features, axis=-1)[0],
+  }
+  for name, values in expected.items():
+    vectors = found[0][0][name]
+    np.testing.assert_array_equal(again[0][0][name], vectors)
+    np.testing.assert_allclose(
+      vectors.astype(np.float32), values, rtol=0.02, atol=0.02
+    )
   path = features.path(made.folder, 0)
   path.write_bytes(path.read_bytes()[:-10])
   with pytest.raises(ValueError, match=r'hidden\.npy is damaged'):
     features.read(data, target)
-  path.unlink()
-
-
-def test_outputs_of_layers_are_found_once(made, data, target):
-  layers = (-1, 0)
-  _, num_found = features.read(data, target, layers)
-  assert num_found
-  found, num_found = features.read(data, target, layers)
-  assert not num_found
-  dialogue, vectors = data.shards[0][0], found[0][0]
-  tokens = dialogue.tokens[None]
-  empty = target.model.init_cache(*tokens.shape)
-  output, _ = target.model.apply(target.params, tokens, empty, layers)
-  np.testing.assert_allclose(
-    vectors['features'].astype(np.float32),
-    np.concatenate(output.features, axis=-1)[0],
-    rtol=0.01,
-    atol=0.01,
-  )
-  assert vectors['hidden'].shape == output.hidden[0].shape
-  for path in made.folder.glob('*-layers-*.npy'):
+  for path in made.folder.glob('*.npy'):
     path.unlink()
 
 
-def test_shares_are_as_set(all_dialogues, made):
+def test_shares_are_as_set(all_dialogues):
   # One of 4 temperatures is greedy, and half of the jobs have it.
   temperatures = np.asarray([d.temperature for d in all_dialogues])
   found, counts = np.unique(temperatures.round(3), return_counts=True)
@@ -239,21 +223,16 @@ def test_shares_are_as_set(all_dialogues, made):
   assert sources == {Source.SAMPLED, Source.OPENED, Source.PROMPT}
 
 
-def test_turns_of_the_file_are_answered_once(all_dialogues, data, target):
-  of_file = [d for d in all_dialogues if d.source == Source.PROMPT]
-  assert [_turn(target, d) for d in of_file] == [
-    'Is 7 odd?',
-    'Is 8 odd?',
-    'And 9?',
+def test_turns_of_the_file_and_of_openings_are_answered_once(
+  all_dialogues, data, target
+):
+  turns = lambda source: [
+    _turn(target, d) for d in all_dialogues if d.source == source
   ]
+  assert turns(Source.PROMPT) == ['Is 7 odd?', 'Is 8 odd?', 'And 9?']
   # The first shard takes four of the questions, and drops two of them.
   assert sum(d.source == Source.PROMPT for d in data.shards[0]) == 2
-
-
-def test_opened_turns_begin_with_the_opening(all_dialogues, target):
-  opened = [d for d in all_dialogues if d.source == Source.OPENED]
-  first = {_turn(target, d)[:3] for d in opened}
-  assert first == {'Wha', 'Why'}
+  assert {turn[:3] for turn in turns(Source.OPENED)} == {'Wha', 'Why'}
 
 
 def test_no_turn_is_there_twice(all_dialogues, target):
@@ -265,7 +244,7 @@ def test_no_turn_is_there_twice(all_dialogues, target):
 
 
 def test_an_answer_ends_soon_after_it_begins_to_loop(all_dialogues):
-  answers = [d.tokens[slice(*d.answers[0])].tolist() for d in all_dialogues]
+  answers = map(_answer, all_dialogues)
   looping = [answer for answer in answers if filters.loops(answer)]
   assert looping, 'a random model loops'
   for answer in looping:
@@ -273,29 +252,19 @@ def test_an_answer_ends_soon_after_it_begins_to_loop(all_dialogues):
 
 
 def test_a_killed_run_goes_on_to_the_same_files(
-  commands, flags, made, tmp_path
+  commands, flags, make, made, tmp_path
 ):
-  call = ['make_data', *flags, f'--out={tmp_path}', f'--tokens={_TOKENS}']
-  process = commands.start(*call)
-  deadline = time.monotonic() + 300
-  while not (tmp_path / 'shard-00001.npz').exists():
-    assert process.poll() is None, process.stderr.read().decode()
-    assert time.monotonic() < deadline
-    time.sleep(0.001)
-  process.kill()
-  process.communicate()
-  killed = Made(tmp_path, None).files()
-  assert 2 <= len(killed) < len(made.files())
-  ended = commands.run(*call)
-  assert ended.code == 0, ended.err
-  assert Made(tmp_path, ended).files() == made.files()
+  call = ('make_data', *flags, f'--out={tmp_path}', f'--tokens={_TOKENS}')
+  commands.kill_once((tmp_path / 'shard-00001.npz').exists, *call)
+  assert 2 <= len(_shards(tmp_path)) < len(_shards(made.folder))
+  ended = make(tmp_path)
+  assert _shards(tmp_path) == _shards(made.folder)
   assert ended.out.partition(':')[0] == made.ended.out.partition(':')[0]
 
 
-def test_more_tokens_take_one_command(commands, flags, made, tmp_path):
-  fewer = tmp_path / 'data'
-  shutil.copytree(made.folder, fewer)
-  names = sorted(made.files())
+def test_more_tokens_take_one_command(make, made, tmp_path):
+  fewer = shutil.copytree(made.folder, tmp_path / 'data')
+  names = sorted(_shards(made.folder))
   # As if killed before the manifest listed a shard, and while writing another.
   manifest = json.loads((fewer / 'manifest.json').read_text())
   kept = manifest | {'shards': manifest['shards'][:1]}
@@ -303,77 +272,53 @@ def test_more_tokens_take_one_command(commands, flags, made, tmp_path):
   for name in names[2:]:
     (fewer / name).unlink()
   (fewer / f'.{names[2]}.partial').write_bytes(b'cut off')
-  ended = commands.run(
-    'make_data', *flags, f'--out={fewer}', f'--tokens={_TOKENS}'
-  )
-  assert ended.code == 0, ended.err
-  assert Made(fewer, ended).files() == made.files()
+  make(fewer)
+  assert _shards(fewer) == _shards(made.folder)
   again = json.loads((fewer / 'manifest.json').read_text())
   assert again['answer_tokens'] == manifest['answer_tokens']
 
 
-@pytest.fixture(scope='module')
-def refusals(commands, flags, files, made, tmp_path_factory):
-  """Outcomes of the command on copies of the data, and whether they changed."""
-  parent = tmp_path_factory.mktemp('refused')
-  names = sorted(made.files())
-  calls = {}
+def _flip(path):
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 255
+  path.write_bytes(content)
 
-  def case(name, *more):
-    folder = parent / name
-    shutil.copytree(made.folder, folder)
-    out = f'--out={folder}'
-    calls[name] = ['make_data', *flags, *more, out, '--tokens=9999']
-    return folder
 
-  case('seed', '--gin_bindings=Synthesis.seed = 1')
-  case('prompts', f'--prompts={files / "exclude.txt"}')
-  case('answers', '--prompts=', f'--answers={files / "answers.jsonl"}')
-  case('bfloat16', "--gin_bindings=target/specsample.load.dtype = 'bfloat16'")
-  case('int8', "--gin_bindings=target/specsample.load.weights = 'int8'")
-  folder = case('truncated')
-  whole = (folder / names[1]).read_bytes()
-  (folder / names[1]).write_bytes(whole[: len(whole) // 2])
-  folder = case('flipped')
-  middle = len(whole) // 2
-  flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
-  (folder / names[1]).write_bytes(flipped)
-  folder = case('moved')
-  shutil.copy(folder / names[0], folder / names[1])
-  folder = case('manifest')
-  (folder / 'manifest.json').write_text('{"format": ')
-  folder = case('unlisted')
-  (folder / 'manifest.json').unlink()
+def test_what_does_not_belong_is_refused(
+  commands, flags, files, made, tmp_path
+):
+  refused = {
+    '--gin_bindings=Synthesis.seed = 1': (
+      'belongs to data that differs in seed: give another --out'
+    ),
+    f'--prompts={files / "exclude.txt"}': (
+      'shard 0 was made from other conversations than'
+    ),
+    "--gin_bindings=target/specsample.load.dtype = 'bfloat16'": (
+      'belongs to data that differs in dtype'
+    ),
+    "--gin_bindings=target/specsample.load.weights = 'int8'": (
+      'belongs to data that differs in weights'
+    ),
+    '--tokens=9999': 'shard-00001.npz is damaged',
+  }
+  whole = shutil.copytree(made.folder, tmp_path / 'whole')
+  damaged = shutil.copytree(made.folder, tmp_path / 'damaged')
+  _flip(damaged / 'shard-00001.npz')
   read = lambda: {
-    path: path.read_bytes() for path in parent.rglob('*') if path.is_file()
+    path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()
   }
   before = read()
-  ended = commands.run_all(list(calls.values()))
+  out = lambda words: damaged if 'damaged' in words else whole
+  calls = [
+    ('make_data', *flags, '--tokens=9999', flag, f'--out={out(words)}')
+    for flag, words in refused.items()
+  ]
+  ended = commands.run_all(calls)
+  for outcome, words in zip(ended, refused.values(), strict=True):
+    assert (outcome.code, outcome.out) == (2, '')
+    assert words in outcome.err.splitlines()[-1]
   assert read() == before
-  return dict(zip(calls, ended, strict=True))
-
-
-@pytest.mark.parametrize(
-  ('case', 'expected'),
-  [
-    ('seed', 'belongs to data that differs in seed: give another --out'),
-    ('prompts', 'shard 0 was made from other conversations than'),
-    ('answers', '--prompts and --answers are both given'),
-    ('bfloat16', 'belongs to data that differs in dtype'),
-    ('int8', 'belongs to data that differs in weights'),
-    ('truncated', 'shard-00001.npz is damaged'),
-    ('flipped', 'shard-00001.npz is damaged'),
-    ('moved', 'shard-00001.npz is damaged, or not the shard that'),
-    ('manifest', 'manifest.json cannot be read'),
-    ('unlisted', 'manifest.json is missing, but its shards exist'),
-  ],
-)
-def test_what_does_not_belong_is_refused(refusals, case, expected):
-  outcome = refusals[case]
-  assert outcome.code == 2
-  assert outcome.out == ''
-  *_, line = outcome.err.splitlines()
-  assert expected in line
 
 
 def test_a_full_disk_leaves_what_was_there(commands, flags, made, tmp_path):
@@ -384,10 +329,9 @@ def test_a_full_disk_leaves_what_was_there(commands, flags, made, tmp_path):
   few = manifest | {'shards': manifest['shards'][:1]}
   (tmp_path / 'manifest.json').write_text(json.dumps(few))
   before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-  limit = len(made.files()['shard-00001.npz']) - 1
-  process = commands.start(
-    *('make_data', *flags, f'--out={tmp_path}', f'--tokens={_TOKENS}')
-  )
+  limit = len(_shards(made.folder)['shard-00001.npz']) - 1
+  call = ('make_data', *flags, f'--out={tmp_path}', f'--tokens={_TOKENS}')
+  process = commands.start(*call)
   resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
   ended = commands.finish(process)
   assert ended.code == 2
@@ -410,31 +354,80 @@ def test_two_runs_do_not_share_a_folder(target, tmp_path):
     assert manifest['shards'] == []
 
 
-def test_data_of_another_target_are_refused(made, target, tmp_path):
-  other = dataclasses.replace(target, exact_fingerprint='another')
-  with pytest.raises(ValueError, match=r'was written by target .* make data'):
-    data_folder.load(made.folder, other)
-  with pytest.raises(ValueError, match=r'manifest\.json does not exist'):
-    data_folder.load(tmp_path, target)
+def _in_manifest(**changes):
+  def change(folder):
+    path = folder / 'manifest.json'
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+  return change
 
 
-def test_data_of_other_weights_are_refused(made, target, tmp_path):
+def _in_settings(**changes):
+  def change(folder):
+    settings = json.loads((folder / 'manifest.json').read_text())['settings']
+    _in_manifest(settings=settings | changes)(folder)
+
+  return change
+
+
+_ONE, _TWO = 'shard-00000.npz', 'shard-00001.npz'
+
+
+@pytest.mark.parametrize(
+  ('change', 'words'),
+  [
+    (lambda x: os.truncate(x / _TWO, 500), f'{_TWO} is damaged'),
+    (lambda x: _flip(x / _TWO), f'{_TWO} is damaged'),
+    (
+      lambda x: shutil.copy(x / _ONE, x / _TWO),
+      f'{_TWO} is damaged, or not the shard that',
+    ),
+    (lambda x: (x / _TWO).unlink(), f'{_TWO} is missing'),
+    (
+      lambda x: (x / 'manifest.json').write_text('{"format": '),
+      'manifest.json cannot be read',
+    ),
+    (
+      lambda x: (x / 'manifest.json').unlink(),
+      'manifest.json does not exist: make_data --out writes it',
+    ),
+    (_in_manifest(format=1), 'has format 1, .* make the data again'),
+    (
+      _in_manifest(target='0' * 16),
+      'was written by target 0000000000000000, .* make data for this target',
+    ),
+    (
+      _in_settings(template={'before': [1], 'after': [2]}),
+      'was written with another tokenizer or chat',
+    ),
+    (_in_settings(weights='int8'), "'int8', but this .* = None: load it"),
+  ],
+)
+def test_data_that_do_not_fit_the_target_are_refused(
+  made, target, tmp_path, change, words
+):
+  folder = shutil.copytree(made.folder, tmp_path / 'data')
+  change(folder)
+  with pytest.raises(ValueError, match=words):
+    data_folder.load(folder, target)
+
+
+def test_data_of_other_weights_are_refused(made, target):
   """Rounded weights are refused though their exact fingerprint is the same."""
   of_int8 = dataclasses.replace(target, exact_fingerprint=target.fingerprint)
   with pytest.raises(ValueError, match=r"None, but this .* = 'int8': load it"):
     data_folder.load(made.folder, of_int8)
-  manifest = json.loads((made.folder / 'manifest.json').read_text())
-  manifest['settings']['weights'] = 'int8'
-  (tmp_path / 'manifest.json').write_text(json.dumps(manifest))
-  with pytest.raises(ValueError, match=r"'int8', but this .* = None: load it"):
-    data_folder.load(tmp_path, target)
 
 
-def test_a_missing_shard_is_named(made, target, tmp_path):
-  folder = shutil.copytree(made.folder, tmp_path / 'data')
-  os.unlink(folder / 'shard-00001.npz')
-  with pytest.raises(ValueError, match=r'shard-00001\.npz is missing'):
-    data_folder.load(folder, target)
+def test_shards_without_their_manifest_are_not_continued(
+  made, target, tmp_path
+):
+  shutil.copy(made.folder / _ONE, tmp_path)
+  with (
+    pytest.raises(ValueError, match='is missing, but its shards exist'),
+    data_folder.opened(files_lib.at(tmp_path), target, {}),
+  ):
+    pass
 
 
 def test_each_nth_shard_is_held_out(data):
@@ -449,56 +442,60 @@ def test_each_nth_shard_is_held_out(data):
     alone.numbers(2)
 
 
-def test_prompts_are_about_the_targets_own_texts(
-  commands, tiny, made, all_dialogues, target, tmp_path
+def test_prompts_are_about_answers_that_training_does_not_hold_out(
+  commands, tiny, made, data, target, tmp_path
 ):
   out = tmp_path / 'new' / 'prompts.jsonl'
   templates = ('Sum up: {text}', '{text} So, {question}')
-  call = (
+  ended = commands.complete(
     *('make_prompts', *tiny, f'--data={made.folder}', f'--out={out}'),
     f'--gin_bindings=Prompts.templates = {templates!r}',
     '--gin_bindings=Prompts.max_question_tokens = 100',
-    '--count=9',
-  )
-  ended = commands.run(*call)
-  if not any(_turn(target, d).endswith('?') for d in all_dialogues):
-    pytest.fail('the data hold no question to ask')
-  assert ended.code == 0, ended.err
-  assert ended.out == f'9 prompts: {out}\n'
-  answers = {
-    target.tokenizer.decode(d.tokens[slice(*d.answers[0])].tolist()).strip()
-    for d in all_dialogues
-  }
-  read = prompts.read(str(out))
-  assert [x.category for x in read[:3]] == [f'template {i}' for i in (0, 1, 0)]
-  for prompt in read[::2]:
-    text = prompt.text.removeprefix('Sum up: ')
-    assert all(part in answers for part in text.split('\n\n'))
-  assert all(x.text.endswith('?') for x in read[1::2])
-
-
-def test_prompts_are_not_about_what_training_holds_out(
-  commands, tiny, made, data, target, tmp_path
-):
-  out = tmp_path / 'prompts.jsonl'
-  call = (
-    *('make_prompts', *tiny, f'--data={made.folder}', f'--out={out}'),
-    "--gin_bindings=Prompts.templates = ('{text}',)",
-    '--gin_bindings=Prompts.max_answers = 1',
     '--gin_bindings=Prompts.held_out_every = 2',
     '--count=200',
   )
-  ended = commands.run(*call)
-  assert ended.code == 0, ended.err
+  assert ended.out == f'200 prompts: {out}\n'
   texts = lambda numbers: {
-    target.tokenizer.decode(d.tokens[slice(*d.answers[0])].tolist()).strip()
-    for n in numbers
-    for d in data.shards[n]
+    target.tokenizer.decode(_answer(dialogue)).strip()
+    for number in numbers
+    for dialogue in data.shards[number]
   }
   train, held_out = map(texts, data.numbers(2))
-  asked = {x.text for x in prompts.read(str(out))}
-  assert asked <= train
   assert held_out - train  # which another choice would have asked about
+  read = prompts.read(str(out))
+  assert [x.category for x in read[:3]] == [f'template {i}' for i in (0, 1, 0)]
+  of_two = {f'{first}\n\n{second}' for first in train for second in train}
+  asked = {x.text.removeprefix('Sum up: ') for x in read[::2]}
+  assert asked <= train | of_two
+  assert all(x.text.endswith('?') for x in read[1::2])
+
+
+def test_a_store_holds_the_answers_or_the_last_of_them(
+  commands, tiny, made, data, target, tmp_path
+):
+  answers = [_answer(dialogue) for shard in data.shards for dialogue in shard]
+  call = ('make_store', *tiny, f'--data={made.folder}')
+  ended = commands.complete(*call, f'--out={tmp_path / "whole"}')
+  kept = store.texts_of(specsample.load_store(tmp_path / 'whole', target))
+  assert [x.tolist() for x in kept] == answers
+  num_tokens = sum(map(len, answers))
+  assert f'{num_tokens:,} tokens in {len(answers)} answers' in ended.out
+  card = json.loads((tmp_path / 'whole' / 'store.json').read_text())
+  assert card['data'] == [data.digest()]
+
+  ended = commands.complete(*call, f'--out={tmp_path / "few"}', '--tokens=100')
+  assert 'answers before them are left out: raise --tokens' in ended.out
+  kept = store.texts_of(specsample.load_store(tmp_path / 'few', target))
+  assert 0 < len(kept) < len(answers)
+  assert [x.tolist() for x in kept] == answers[-len(kept) :]
+  assert sum(x.size + 1 for x in kept) <= 100
+
+
+def test_no_store_is_made_without_data(commands, tiny, tmp_path):
+  flags = (f'--data={tmp_path}', f'--out={tmp_path / "store"}')
+  ended = commands.run('make_store', *tiny, *flags)
+  ended.check_refused('make_data --out writes it')
+  assert not (tmp_path / 'store').exists()
 
 
 @pytest.mark.parametrize(
@@ -522,11 +519,11 @@ def test_two_processes_write_the_same_data(
   wanted = _TURNS * _SETTINGS['max_answer_tokens']
   call = (
     *('make_data', *flags, f'--out={folder}', f'--tokens={wanted}'),
-    *('--gin_bindings=Mesh.data = 4', '--gin_bindings=Mesh.model = 2'),
+    *('--gin_bindings=Mesh.data = 2', '--gin_bindings=Mesh.model = 2'),
   )
-  first, second = commands.run_on_two_hosts(*call, variables=cpu_devices(4))
+  first, second = commands.run_on_two_hosts(*call, variables=cpu_devices(2))
   assert (first.code, second.code) == (0, 0), (first.err, second.err)
   assert second.out == ''
-  found = Made(folder, first).files()
-  assert found.items() <= made.files().items()
+  found = _shards(folder)
+  assert found.items() <= _shards(made.folder).items()
   assert found
