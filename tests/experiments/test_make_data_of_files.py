@@ -1,7 +1,6 @@
 """Data made from files: several turns, foreign answers, growing files."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from experiments.training import begin as begin_lib
 from experiments.training import training as training_lib
 from experiments.training_data import data_folder
 from experiments.training_data.data_folder import Source
-import specsample
 from specsample.testing import trained
 from specsample.training import heads
 
@@ -54,8 +52,10 @@ def flags(tiny):
 
 
 @pytest.fixture(scope='module')
-def target(checkpoint):
-  return specsample.load(checkpoint)
+def make(commands, flags):
+  """A function that makes data in a folder and returns the outcome."""
+  call = ('make_data', *flags)
+  return lambda out, *more: commands.complete(*call, f'--out={out}', *more)
 
 
 def _shards(folder):
@@ -63,17 +63,15 @@ def _shards(folder):
 
 
 @pytest.fixture(scope='module')
-def asked(commands, flags, tmp_path_factory):
+def asked(make, tmp_path_factory):
   """The target's answers to an array's turns, and the command's outcome."""
   folder = tmp_path_factory.mktemp('asked')
   path = _array(folder, *(_conversation(i, 0) for i in range(4)))
   exclude = folder / 'exclude.json'
   # A later turn of the test set counts too.
   exclude.write_text(json.dumps([{'turns': ['Hm', 'Is 2 odd?']}]))
-  call = ('make_data', *flags, f'--prompts={path}', f'--exclude={exclude}')
-  ended = commands.run(*call, f'--out={folder / "data"}')
-  assert ended.code == 0, ended.err
-  return folder / 'data', ended
+  data = folder / 'data'
+  return data, make(data, f'--prompts={path}', f'--exclude={exclude}')
 
 
 def test_the_target_answers_each_turn_after_its_own_answers(
@@ -122,16 +120,14 @@ def test_one_line_says_what_cannot_be_used(asked):
 
 
 @pytest.fixture(scope='module')
-def written(commands, flags, tmp_path_factory):
+def written(make, tmp_path_factory):
   """A file of answers, the data made from it, and the command's outcome."""
   folder = tmp_path_factory.mktemp('written')
   path = folder / 'answers.jsonl'
   lines = [json.dumps(_conversation(i, 0.7 * (i % 2))) for i in range(_COUNT)]
   path.write_text('\n'.join(lines))
-  call = ('make_data', *flags, f'--answers={path}', f'--out={folder / "data"}')
-  ended = commands.run(*call)
-  assert ended.code == 0, ended.err
-  return path, folder / 'data', ended
+  data = folder / 'data'
+  return path, data, make(data, f'--answers={path}')
 
 
 def test_answers_written_elsewhere_are_kept_as_they_are(written, target):
@@ -154,43 +150,51 @@ def test_answers_written_elsewhere_are_kept_as_they_are(written, target):
   assert ended.out.endswith('append conversations to it for more tokens\n')
 
 
-def test_a_file_may_grow_between_two_calls(commands, flags, written, tmp_path):
+def test_a_file_may_grow_between_two_calls(make, written, tmp_path):
   path, whole, _ = written
   lines = path.read_text().splitlines()
   growing, out = tmp_path / 'growing.jsonl', tmp_path / 'data'
-  call = ('make_data', *flags, f'--answers={growing}', f'--out={out}')
+  answers = f'--answers={growing}'
   growing.write_text('\n'.join(lines[:4]))
-  assert commands.run(*call).code == 0
+  make(out, answers)
   before = _shards(out)
   assert len(before) == 2
   growing.write_text('\n'.join(lines))
-  ended = commands.run(*call)
-  assert ended.code == 0, ended.err
+  make(out, answers)
   after = _shards(out)
   assert {name: after[name] for name in before} == before
-  manifest = json.loads((out / 'manifest.json').read_text())
-  counts = [x['origin']['count'] for x in manifest['shards']]
-  assert counts == [3, 1, 3, 1]
-  total = lambda folder: json.loads((folder / 'manifest.json').read_text())[
-    'answer_tokens'
-  ]
-  assert total(out) == total(whole)
+  manifest, expected = (
+    json.loads((folder / 'manifest.json').read_text())
+    for folder in (out, whole)
+  )
+  assert [x['origin']['count'] for x in manifest['shards']] == [3, 1, 3, 1]
+  assert manifest['answer_tokens'] == expected['answer_tokens']
   # The same call again changes nothing.
-  assert commands.run(*call).code == 0
+  make(out, answers)
   assert _shards(out) == after
 
 
 def test_a_call_goes_on_to_the_files_of_an_undisturbed_one(
-  commands, flags, written, tmp_path
+  make, written, tmp_path
 ):
   path, whole, _ = written
-  out = tmp_path / 'data'
-  call = ('make_data', *flags, f'--answers={path}', f'--out={out}')
-  ended = commands.run(*call, '--tokens=1')
-  assert len(_shards(out)) == 1
+  ended = make(tmp_path, f'--answers={path}', '--tokens=1')
+  assert len(_shards(tmp_path)) == 1
   assert ended.out.splitlines()[1] == '5 conversations are left: raise --tokens'
-  assert commands.run(*call).code == 0
-  assert _shards(out) == _shards(whole)
+  make(tmp_path, f'--answers={path}')
+  assert _shards(tmp_path) == _shards(whole)
+
+
+# What is given, and words of the line that refuses it.
+_REFUSED = {
+  'other file': 'shard 0 was made from other conversations than',
+  'no file': 'belongs to data that differs in answers, dtype',
+  'both': '--prompts and --answers are both given: make the data in two',
+  'limit': 'belongs to data that differs in max_answer_tokens',
+  'unanswered': 'no conversation in the file passed the filters',
+  'exclude': 'exclude.jsonl, line 2: ',
+  'other exclusion': 'belongs to data that differs in exclude',
+}
 
 
 @pytest.fixture(scope='module')
@@ -204,60 +208,38 @@ def refusals(commands, flags, written, asked, tmp_path_factory):
   unanswered.write_text('One?\nTwo?\n')
   exclude = parent / 'exclude.jsonl'
   exclude.write_text('{"prompt": "a"}\n{"prompt": ')
+  answers, prompts = f'--answers={path}', f'--prompts={path}'
+  fewer = '--gin_bindings=Synthesis.max_answer_tokens = 39'
   calls = {
     'other file': (folder, f'--answers={other}'),
-    'others': (folder, f'--answers={path}', '--answers_by=others'),
     'no file': (folder,),
-    'prompts': (folder, f'--prompts={path}'),
-    'both': (folder, f'--prompts={path}', f'--answers={path}'),
-    'limit': (
-      folder,
-      f'--answers={path}',
-      '--gin_bindings=Synthesis.max_answer_tokens = 39',
-    ),
+    'both': (folder, prompts, answers),
+    'limit': (folder, answers, fewer),
     'unanswered': (parent / 'new', f'--answers={unanswered}'),
-    'exclude': (parent / 'x', f'--prompts={path}', f'--exclude={exclude}'),
-    'all excluded': (parent / 'y', f'--prompts={path}', f'--exclude={path}'),
+    'exclude': (parent / 'x', prompts, f'--exclude={exclude}'),
     'other exclusion': (asked[0], f'--prompts={other}'),
   }
   ended = commands.run_all(
     [
-      ['make_data', *flags, f'--out={out}', *more]
+      ('make_data', *flags, f'--out={out}', *more)
       for out, *more in calls.values()
     ]
   )
   return dict(zip(calls, ended, strict=True))
 
 
-@pytest.mark.parametrize(
-  ('case', 'expected'),
-  [
-    ('other file', 'shard 0 was made from other conversations than'),
-    ('others', 'belongs to data that differs in answers: give another --out'),
-    ('no file', 'belongs to data that differs in answers, dtype'),
-    ('prompts', 'belongs to data that differs in answers, dtype'),
-    ('both', '--prompts and --answers are both given: make the data in two'),
-    ('limit', 'belongs to data that differs in max_answer_tokens'),
-    ('unanswered', 'no conversation in the file passed the filters'),
-    ('exclude', 'exclude.jsonl, line 2: '),
-    ('all excluded', 'no conversation in the file passed the filters'),
-    ('other exclusion', 'belongs to data that differs in exclude'),
-  ],
-)
-def test_what_does_not_fit_is_refused(refusals, case, expected):
+@pytest.mark.parametrize('case', _REFUSED)
+def test_what_does_not_fit_is_refused(refusals, case):
   outcome = refusals[case]
-  assert outcome.code == 2
-  assert outcome.out == ''
-  *_, line = outcome.err.splitlines()
-  assert expected in line
+  assert (outcome.code, outcome.out) == (2, '')
+  assert _REFUSED[case] in outcome.err.splitlines()[-1]
 
 
 def test_texts_of_others_need_greedy_answers_beside_them(
-  commands, flags, written, target, tmp_path
+  make, written, target, tmp_path
 ):
   path, folder, _ = written
-  call = ('make_data', *flags, f'--answers={path}', '--answers_by=others')
-  assert commands.run(*call, f'--out={tmp_path}').code == 0
+  make(tmp_path, f'--answers={path}', '--answers_by=others')
   others = data_folder.load(tmp_path, target)
   assert others.what == 'conversations whose answers the target did not write'
   own = data_folder.load(folder, target)
@@ -268,20 +250,8 @@ def test_texts_of_others_need_greedy_answers_beside_them(
     held_out_every=2,
   )
 
-  def split(*folders):
-    return begin_lib.split(training, folders, None)
-
-  found = split(others, own)
+  found = begin_lib.split(training, [others, own], None)
   assert len(found.held_out) == 4 + 2
   assert len(found.train) == 6 + 6
   with pytest.raises(ValueError, match=r'no held-out answer in .* is greedy'):
-    split(others)
-
-
-def test_data_of_an_older_format_are_refused(written, target, tmp_path):
-  _, folder, _ = written
-  shutil.copytree(folder, tmp_path / 'data')
-  path = tmp_path / 'data' / 'manifest.json'
-  path.write_text(json.dumps(json.loads(path.read_text()) | {'format': 1}))
-  with pytest.raises(ValueError, match=r'has format 1, .* make the data again'):
-    data_folder.load(tmp_path / 'data', target)
+    begin_lib.split(training, [others], None)
