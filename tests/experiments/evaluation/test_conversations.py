@@ -234,25 +234,31 @@ def test_only_as_many_turns_as_asked_for(compared):
     dataclasses.replace(compared, max_turns=0)
 
 
-def test_what_cannot_be_a_conversation_is_refused(compared):
-  without_chat = dataclasses.replace(compared, chat=False)
+@pytest.mark.parametrize(
+  ('settings', 'words'),
+  [
+    ({'chat': False}, 'chat is False: .* Evaluation'),
+    ({'refill': True}, 'Evaluation.refill is .*'),
+    ({'answer_limits': (3, 8)}, 'Evaluation.answer_limits is .*'),
+  ],
+)
+def test_several_turns_are_refused_where_one_is_decoded(
+  compared, settings, words
+):
+  changed = dataclasses.replace(compared, **settings)
+  message = rf'asked, line 1: 3 turns .*{words}.max_turns = 1'
+  with pytest.raises(ValueError, match=message):
+    conversations.check(changed, 'asked', _PROMPTS[0])
+  first_only = dataclasses.replace(changed, max_turns=1)
+  conversations.check(first_only, 'asked', _PROMPTS[0])
+
+
+def test_turns_that_are_longer_than_the_cache_are_refused(compared):
   long = dataclasses.replace(_PROMPTS[2], next_turns=('x' * 300,))
-  for changed, prompt, message in (
-    (
-      without_chat,
-      _PROMPTS[0],
-      r'asked, line 1: 3 turns .* chat is False: .* Evaluation.max_turns = 1',
-    ),
-    (
-      compared,
-      long,
-      'asked, line 3: 2 turns of the user have 3.* takes 256, .* shorten',
-    ),
-  ):
-    with pytest.raises(ValueError, match=message):
-      conversations.check(changed, 'asked', prompt)
-    first_only = dataclasses.replace(changed, max_turns=1)
-    conversations.check(first_only, 'asked', prompt)
+  message = 'asked, line 3: 2 turns of the user have 3.* takes 256, .* shorten'
+  with pytest.raises(ValueError, match=message):
+    conversations.check(compared, 'asked', long)
+  conversations.check(dataclasses.replace(compared, max_turns=1), 'asked', long)
 
 
 def test_kill_in_the_second_turn_loses_nothing(

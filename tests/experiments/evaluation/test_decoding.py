@@ -1,6 +1,8 @@
-"""Nothing is compiled while it is timed, and policies are carried over."""
+"""What is timed and when: rounds of each width, without compilation."""
 
 import dataclasses
+import itertools
+import types
 
 import jax
 import numpy as np
@@ -13,60 +15,56 @@ from experiments.decoding import setup as setup_lib
 from experiments.evaluation import conversations
 from experiments.evaluation import decoding
 from experiments.evaluation import evaluation as evaluation_lib
+from experiments.evaluation import round_parts
+from experiments.timing import round_times
 import specsample
 from specsample import drafters
 from specsample import policies
 from specsample.testing import hash_model
 from specsample.testing import trained
+from specsample.types import DraftKind
 
-_TOKENS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
-_PROMPTS = [prompts_lib.Prompt(str(i), '', 'x', i) for i in range(3)]
+_NGRAM = drafters.Ngram(num_draft_tokens=2)
+_PLAIN = methods.Method(drafters.NoDraft())
 
 
-@pytest.mark.nightly(but=('9-0.0',))
+def _part(evaluation, tokens, folder):
+  folder.mkdir(exist_ok=True)
+  asked = [prompts_lib.Prompt(str(i), '', 'x', i) for i in range(len(tokens))]
+  journal = journal_lib.Journal(folder, {})
+  return evaluation_lib.Part(
+    evaluation=evaluation, tokens=tokens, prompts=asked, journal=journal
+  )
+
+
+def _units(part):
+  return decoding.units(part, conversations.turn(part, 0), {})
+
+
+@pytest.mark.nightly(only=('300-*',))
 @pytest.mark.parametrize(
-  ('most', 'temperature'),
-  [(9, 0.0), (300, 1.0)],  # 300 is more tokens than the model takes
+  ('most', 'temperature', 'least_width'),
+  [
+    (9, 0.0, 1),
+    (300, 1.0, 1),  # more tokens than the model takes
+    (8, 0.0, 100),  # prompts are padded
+  ],
 )
 def test_nothing_is_compiled_while_it_is_timed(
-  checkpoint, num_compiled, tmp_path, most, temperature
+  checkpoint, num_compiled, tmp_path, most, temperature, least_width
 ):
-  _run_compiled(checkpoint, num_compiled, tmp_path, most, temperature)
-
-
-def test_nothing_is_compiled_for_prompts_that_are_padded(
-  checkpoint, num_compiled, tmp_path
-):
-  _run_compiled(checkpoint, num_compiled, tmp_path, 8, 0.0, least_width=100)
-
-
-def _run_compiled(
-  checkpoint, num_compiled, tmp_path, most, temperature, *, least_width=1
-):
-  """Runs an evaluation, and asserts that its work compiles nothing."""
   model = hash_model.HashModel(vocab_size=16, seed=most, max_length=128)
   target = specsample.Loaded(model, {}, specsample.load(checkpoint).tokenizer)
   compared = evaluation_lib.Evaluation(
     target=target,
-    methods={
-      'none': methods.Method(specsample.drafters.NoDraft()),
-      'ngram': methods.Method(specsample.drafters.Ngram(num_draft_tokens=2)),
-    },
+    methods={'none': _PLAIN, 'ngram': methods.Method(_NGRAM)},
     sampling=specsample.Sampling(temperature=temperature),
     max_new_tokens=most,
     batch_size=2,
     least_width=least_width,
     repeats=1,
   )
-  tokens = [[1, 2, 1], [3], [1] * 70, [4]]
-  asked = [prompts_lib.Prompt(str(i), '', '', line=i) for i in range(4)]
-  part = evaluation_lib.Part(
-    evaluation=compared,
-    tokens=tokens,
-    prompts=asked,
-    journal=journal_lib.Journal(tmp_path, {}),
-  )
-  _, *work = decoding.units(part, conversations.turn(part, 0), {})
+  _, *work = _units(_part(compared, [[1, 2, 1], [3], [1] * 70, [4]], tmp_path))
   for unit in work:
     unit.warm_up()
     before = num_compiled()
@@ -78,28 +76,21 @@ def _run_compiled(
 @pytest.mark.parametrize(
   ('drafter', 'expected'),
   [
-    (specsample.drafters.NoDraft(), [0]),
-    (specsample.drafters.Ngram(num_draft_tokens=4), [0, 4]),
-    (
-      specsample.drafters.Suffix(
-        num_draft_tokens=4, costs=(1.0, 1.2, 1.4, 1.6, 1.8)
-      ),
-      [0, 1, 2, 3, 4],
-    ),
+    (drafters.NoDraft(), [0]),
+    (drafters.Ngram(num_draft_tokens=4), [0, 4]),
+    (drafters.Suffix(num_draft_tokens=2, costs=(1.0, 1.2, 1.4)), [0, 1, 2]),
   ],
 )
-def test_a_round_of_each_width_is_run(drafter, expected):
+def test_round_of_each_width_is_run(drafter, expected):
   model = trained.tiny_llama(vocab_size=16)
   decoder = specsample.Decoder(model, drafter, specsample.verify.chain)
   params = {'target': model.init(jax.random.key(0)), 'drafter': {}}
 
   def begin(rows):
-    tokens, lengths = specsample.pad_prompts(rows)
     return specsample.prefill(
       decoder,
       params,
-      tokens,
-      lengths,
+      *specsample.pad_prompts(rows),
       jax.random.key(0),
       sampling=specsample.Sampling(),
       max_new_tokens=16,
@@ -112,10 +103,9 @@ def test_a_round_of_each_width_is_run(drafter, expected):
     drafted.append(np.flatnonzero(np.asarray(state.proposed[0])).tolist())
     return state
 
-  widths = decoder.widths
-  setup_lib.warm_up(begin, advance, [[1, 2, 3, 4, 5, 6]], widths)
-  assert list(widths) == expected
-  assert drafted == [[width] for width in widths]
+  setup_lib.warm_up(begin, advance, [[1, 2, 3, 4, 5, 6]], decoder.widths)
+  assert list(decoder.widths) == expected
+  assert drafted == [[width] for width in expected]
 
 
 @pytest.fixture(scope='module')
@@ -139,23 +129,15 @@ def evaluation(checkpoint):
   )
 
 
-def _decode(evaluation, folder, count):
+def _decode(evaluation, folder, count=3):
   """Decodes what is missing of the first `count` units; returns the records."""
-  folder.mkdir(exist_ok=True)
-  journal = journal_lib.Journal(folder, {})
-  part = evaluation_lib.Part(
-    evaluation=evaluation, tokens=_TOKENS, prompts=_PROMPTS, journal=journal
-  )
-  work = [
-    unit
-    for unit in decoding.units(part, conversations.turn(part, 0), {})
-    if unit.key[0] == 'generation'
-  ]
+  part = _part(evaluation, [[1, 2, 3], [4, 5], [6, 7, 8, 9]], folder)
+  work = [unit for unit in _units(part) if unit.key[0] == 'generation']
   for unit in work[:count]:
-    if unit.key not in journal:
-      journal.add(unit.key, unit.run())
-  found = [journal[unit.key] for unit in work[:count]]
-  journal.close()
+    if unit.key not in part.journal:
+      part.journal.add(unit.key, unit.run())
+  found = [part.journal[unit.key] for unit in work[:count]]
+  part.journal.close()
   return found
 
 
@@ -165,27 +147,123 @@ def _drafts(records):
   return [(one['tokens'], one['stats']['proposed'][0]) for one in generations]
 
 
-def test_a_prompt_begins_with_what_the_one_before_taught(evaluation, tmp_path):
-  # With greedy decoding no draft is ever kept.
+def test_prompt_begins_with_what_the_one_before_taught(evaluation, tmp_path):
+  # With greedy decoding no draft is ever accepted.
   greedy = specsample.Sampling(temperature=0.0)
   evaluation = dataclasses.replace(
     evaluation, sampling=greedy, max_new_tokens=12
   )
-  carried = _drafts(_decode(evaluation, tmp_path / 'carried', 3))
+  carried = _drafts(_decode(evaluation, tmp_path / 'carried'))
   fresh = dataclasses.replace(evaluation, carry_policies=False)
-  alone = _drafts(_decode(fresh, tmp_path / 'alone', 3))
+  alone = _drafts(_decode(fresh, tmp_path / 'alone'))
   assert carried[0] == alone[0]
   assert carried[1][0] == alone[1][0]
   # The carried policy drafts nothing, while the fresh one tries in vain.
   assert carried[1][1] == 12 > alone[1][1]
 
 
-def test_a_run_that_goes_on_draws_what_an_undisturbed_one_draws(
+def test_run_that_goes_on_draws_what_an_undisturbed_one_draws(
   evaluation, tmp_path
 ):
-  undisturbed = _decode(evaluation, tmp_path / 'whole', 3)
+  undisturbed = _decode(evaluation, tmp_path / 'whole')
   _decode(evaluation, tmp_path / 'parts', 2)
-  resumed = _decode(evaluation, tmp_path / 'parts', 3)
+  resumed = _decode(evaluation, tmp_path / 'parts')
   assert _drafts(resumed) == _drafts(undisturbed)
   policies_of = lambda records: [record['policies'] for record in records]
   assert policies_of(resumed) == policies_of(undisturbed)
+
+
+@pytest.mark.parametrize(
+  ('repeats', 'batches', 'each', 'after'),
+  [
+    (25, 12, 3, range(12)),
+    (4, 10, 1, [1, 4, 6, 9]),
+    (1, 3, 1, [2]),
+    (5, 1, 5, [0]),
+    (0, 3, None, []),
+  ],
+)
+def test_visits_are_spread_over_the_batches(repeats, batches, each, after):
+  found = round_parts.visits(repeats, batches)
+  assert list(found) == list(after)
+  assert {count for count, _ in found.values()} == ({each} if each else set())
+
+
+@pytest.mark.parametrize('count', [1, 2, 5, 25])
+def test_lengths_are_spread_over_those_of_the_prompts(count):
+  found = [share for _, share in round_parts.visits(count, count).values()]
+  assert found[0] == 0.5
+  bounds = [0.0, *sorted(found), 1.0]
+  gaps = [after - before for before, after in itertools.pairwise(bounds)]
+  # The golden ratio leaves no gap of more than 1.9 times the even one.
+  assert max(gaps) < 1.9 / count
+
+
+def test_batch_has_prompts_of_about_the_length_asked_for():
+  of = types.SimpleNamespace(batch_size=2)
+  tokens = [[0] * length for length in (5, 1, 4, 2, 6, 3)]
+  for shorter, expected in (((0.0,), [1, 2]), ((), [3, 4]), ((0.99,), [5, 6])):
+    found = evaluation_lib.Evaluation.typical(of, tokens, *shorter)
+    assert list(map(len, found)) == expected
+
+
+@pytest.mark.parametrize(
+  ('bound', 'num_prompts', 'expected'),
+  [(None, 3, 0), (None, 4, 8), (None, 80, 8), (2, 1, 2), (0, 80, 0)],
+)
+def test_parts_are_timed_where_there_are_enough_prompts(
+  bound, num_prompts, expected
+):
+  made = evaluation_lib.Evaluation(
+    target=None, methods={'a': _PLAIN}, repeats=bound
+  )
+  assert made.num_repeats(num_prompts) == expected
+
+
+def test_times_are_means_over_the_visits(tmp_path):
+  journal = journal_lib.Journal(tmp_path, {})
+  for i, (draft, plain, wide) in enumerate(((-5, 10, 14), (1, 12, 18))):
+    times = {
+      'draft_ms': draft,
+      'verify_ms': {'0': plain, '4': wide},
+      'overhead_ms': {'0': 3, '4': 5},
+      'kind': 'sampled',
+    }
+    journal.add((round_parts.KIND, 'ngram', i), times)
+    # Another method whose name begins with the same words.
+    journal.add((round_parts.KIND, 'ngram, tree', i), times | {'draft_ms': 9})
+  # Drafting takes -2 in the mean, which is taken off the overhead of every
+  # width: a round takes as long as before.
+  assert round_parts.means(journal, 'ngram') == {
+    'draft_ms': 0,
+    'verify_ms': {'0': 11, '4': 16},
+    'overhead_ms': {'0': 1, '4': 3},
+    'kind': 'sampled',
+  }
+  tree = round_parts.means(journal, 'ngram, tree')
+  assert (tree['draft_ms'], tree['overhead_ms']) == (9, {'0': 3, '4': 5})
+
+
+def test_whole_rounds_are_as_wide_as_they_were():
+  # One round of four drafted: 40 ms less 25 for passes and 4 for drafting.
+  turn = dict.fromkeys(('prefill', 'plain prefill'), 0.0)
+  turn |= dict.fromkeys(('call', 'plain call', 'pass call'), 0.0)
+  turn |= dict.fromkeys((('rule call', 0), ('rule call', 4)), 0.0)
+  # Times are for sixteen decisions.
+  turn |= {('rule', 0): 0.008, ('rule', 4): 0.016}
+  turn |= {'drafted call': 0.0, 'plain rounds': 0.02, 'plain done': 4}
+  turn |= {'drafted': 0.044, 'drafted width': 2, 'rounds': 0.04, 'done': 4}
+  turn |= {('passes', 0): 0.02, ('passes', 4): 0.04}
+  found = round_times.medians(
+    [turn] * 3, 4, (0, 4), (0, 0, 4, 0), kind=DraftKind.POINT_MASS
+  )
+  assert found.verify_ms == pytest.approx({'0': 5, '4': 10})
+  # The pass over four tokens read the draft of two.
+  assert found.draft_ms == pytest.approx(1)
+  # In three rounds of four the rule took half a millisecond less.
+  rest = 10 - 1 - 25 / 4
+  expected = {'0': rest - 0.125, '4': rest + 0.375}
+  assert found.overhead_ms == pytest.approx(expected)
+  always = round_times.medians([turn], 4, (4,), (4,), kind=DraftKind.SAMPLED)
+  assert always.verify_ms == pytest.approx({'4': 10})
+  assert always.overhead_ms == pytest.approx({'4': 10 - 1 - 10})

@@ -21,6 +21,7 @@ from experiments.evaluation import profiling
 from experiments.evaluation import table as table_lib
 import specsample
 from specsample import drafters
+from specsample import testing
 from specsample import verify
 from specsample.training import draft
 from specsample.training import heads
@@ -83,13 +84,12 @@ def _part(evaluation, journal):
   )
 
 
-def _learning(evaluation, journal):
-  return learning.methods(_part(evaluation, journal))
-
-
-def _units(evaluation, journal, learns):
+def _units(evaluation, journal):
+  """Returns the units of a run, and its methods that learn."""
   part = _part(evaluation, journal)
-  return decoding.units(part, conversations.turn(part, 0), learns)
+  learns = learning.methods(part)
+  turn = conversations.turn(part, 0)
+  return decoding.units(part, turn, learns), learns
 
 
 def _run(evaluation, out, kill_after=None):
@@ -99,8 +99,8 @@ def _run(evaluation, out, kill_after=None):
   for i in range(2):  # takes seconds to measure
     if (decoding.MEMORY, i) not in journal:
       journal.add((decoding.MEMORY, i), {'bytes_per_second': 1e9})
-  learns = _learning(evaluation, journal)
-  for unit in _units(evaluation, journal, learns):
+  work, learns = _units(evaluation, journal)
+  for unit in work:
     if unit.key in journal:
       continue
     value = unit.run()
@@ -143,17 +143,12 @@ def test_acceptance_rises_and_no_output_changes(evaluation, whole):
   assert everything.tokens == len(_PROMPTS) * evaluation.max_new_tokens
   assert everything.updates == sum(x['updates'] for x in whole.steps)
   assert everything.undone == windows['fixed', '1 to 6'].updates == 0
-  before = evaluation.methods['learning'].params
-  found = [np.asarray(x, 'f') for x in jax.tree.leaves(before)]
-  assert not any(
-    np.array_equal(x, y)
-    for x in whole.weights.values()
-    for y in found
-    if x.ndim > 1
-  )
+  before = jax.tree.leaves(evaluation.methods['learning'].params)
+  for matrix in (x for x in whole.weights.values() if x.ndim > 1):
+    assert not any(np.array_equal(matrix, np.asarray(x, 'f')) for x in before)
 
 
-def test_a_kill_loses_nothing_that_was_learned(evaluation, whole, tmp_path):
+def test_kill_loses_nothing_that_was_learned(evaluation, whole, tmp_path):
   # Without its journal a run begins anew, whatever it had learned.
   _run(evaluation, tmp_path, ('generation', 'learning', 2))
   (tmp_path / 'journal.jsonl').unlink()
@@ -170,7 +165,7 @@ def test_a_kill_loses_nothing_that_was_learned(evaluation, whole, tmp_path):
   journal = journal_lib.Journal(tmp_path, {})
   shutil.rmtree(tmp_path / 'learned' / 'learning' / 'checkpoints')
   with pytest.raises(ValueError, match='is damaged, or belongs to another run'):
-    _learning(evaluation, journal)
+    _units(evaluation, journal)
 
 
 def test_nothing_is_compiled_while_it_is_timed(
@@ -178,7 +173,7 @@ def test_nothing_is_compiled_while_it_is_timed(
 ):
   evaluation = dataclasses.replace(evaluation, max_new_tokens=70)
   journal = journal_lib.Journal(tmp_path, {})
-  work = _units(evaluation, journal, _learning(evaluation, journal))
+  work, _ = _units(evaluation, journal)
   first = next(x for x in work if x.key == ('generation', 'learning', 0))
   count = lambda: [*num_compiled(), online._learn._cache_size()]
   before = count()
@@ -198,49 +193,50 @@ def test_updates_that_come_to_no_number_are_undone(evaluation, tmp_path):
   )
   run = _run(diverging, tmp_path)
   assert all(one['undone'] == one['updates'] > 0 for one in run.steps)
-  own, fixed = (
-    [one.stats for one in run.table.generations[name]]
-    for name in ('learning', 'fixed')
-  )
-  assert own == fixed  # it drafts as it did before
+  stats = lambda name: [one.stats for one in run.table.generations[name]]
+  assert stats('learning') == stats('fixed')  # it drafts as it did before
 
 
-def _refused(evaluation, message, **settings):
+def _learns(drafter, rule=verify.chain):
+  return {'methods': {'learning': methods.Method(drafter, rule)}}
+
+
+def _by(**settings):
+  return {'learners': {'learning': functools.partial(_LEARNER, **settings)}}
+
+
+_MODEL = testing.tiny_llama()
+_CHAIN = drafters.Chain(model=_MODEL, num_draft_tokens=2)
+_MEDUSA = drafters.Medusa(model=_MODEL, num_draft_tokens=2)
+_NGRAM = drafters.Ngram(num_draft_tokens=2)
+_DRAWN = specsample.Sampling(temperature=1.0)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    (_learns(_NGRAM), 'drafter that learns is of type Ngram'),
+    (_learns(_CHAIN), 'is of type Chain: give one that specsample.save'),
+    (_learns(_MEDUSA), 'DraftObjective trains a DraftModel'),
+    (_learns(_CHAIN, verify.Certified()), "'learning', but its rule is Certif"),
+    ({'methods': {'x': methods.Method(_CHAIN)}}, 'no method has this name'),
+    ({'num_seeds': 2, 'sampling': _DRAWN}, 'num_seeds is 2: give 1'),
+    (_by(rounds=0), 'rounds is 0: give an integer of at least 1'),
+    (_by(learning_rate=-1.0), r'learner\.learning_rate is -1\.0'),
+  ],
+)
+def test_what_cannot_learn_is_refused(evaluation, settings, message):
+  changed = dataclasses.replace(evaluation, **settings)
   with pytest.raises(ValueError, match=message):
-    learning.learners(dataclasses.replace(evaluation, **settings))
+    learning.learners(changed)
 
 
-def test_what_cannot_learn_is_refused(evaluation):
+def test_what_learns_is_not_profiled(evaluation):
   with pytest.raises(ValueError, match='learning, cannot be profiled'):
     profiling.check('profile', _part(evaluation, None))
-  model, fixed = evaluation.target.model, evaluation.methods['fixed']
-  ngram = drafters.Ngram(num_draft_tokens=2)
-  chain = drafters.Chain(model=model, num_draft_tokens=2)
-  medusa = drafters.Medusa(model=model, num_draft_tokens=2)
-  certified = dataclasses.replace(fixed, verify=verify.Certified())
-  for method, message in (
-    (methods.Method(ngram), 'drafter that learns is of type Ngram'),
-    (methods.Method(chain), 'is of type Chain: give one that specsample.save'),
-    (methods.Method(medusa), 'DraftObjective trains a DraftModel'),
-    (certified, "'learning', but its rule is Certified"),
-  ):
-    _refused(evaluation, message, methods={'learning': method})
-  _refused(evaluation, 'no method has this name', methods={'fixed': fixed})
-  _refused(
-    evaluation,
-    'num_seeds is 2: give 1',
-    num_seeds=2,
-    sampling=specsample.Sampling(temperature=1.0),
-  )
-  for settings, message in (
-    ({'rounds': 0}, 'rounds is 0: give an integer of at least 1'),
-    ({'learning_rate': -1.0}, 'learner.learning_rate is -1.0'),
-  ):
-    learners = {'learning': functools.partial(_LEARNER, **settings)}
-    _refused(evaluation, message, learners=learners)
 
 
-def test_a_drafter_learns_by_its_own_objective(evaluation):
+def test_drafter_learns_by_its_own_objective(evaluation):
   drafter = drafters.Medusa(model=evaluation.target.model, num_draft_tokens=2)
   objective = functools.partial(heads.HeadsObjective, teacher_weight=0.5)
   found = learning.learner(drafter, objective=objective)
@@ -248,13 +244,14 @@ def test_a_drafter_learns_by_its_own_objective(evaluation):
   assert found.drafter.drafter == drafter
 
 
-def test_the_command_learns_as_its_configuration_says(
+def test_command_learns_as_its_configuration_says(
   evaluation, tiny, commands, tmp_path
 ):
   method = evaluation.methods['fixed']
   specsample.save_drafter(
     tmp_path / 'draft',
-    *(method.drafter, method.params),
+    method.drafter,
+    method.params,
     target=evaluation.target,
     card={},
   )

@@ -19,9 +19,9 @@ from experiments.evaluation import results
 from experiments.evaluation import table as table_lib
 from experiments.reporting import rows as rows_lib
 import specsample
-from specsample import stats
 from specsample import testing
 from specsample.testing import hash_model
+from tests.experiments.evaluation import made_up
 
 _FLAGS = (
   '--gin_file=configs/runs/throughput.gin',
@@ -35,8 +35,10 @@ _ANSWER = [9, 2, 6, 5]
 
 
 def _entries(folder):
+  """Returns the journal's entries, and its values by key."""
   lines = (folder / 'journal.jsonl').read_text().splitlines()
-  return [json.loads(line) for line in lines]
+  entries = [json.loads(line) for line in lines]
+  return entries, {tuple(one['key']): one['value'] for one in entries[1:]}
 
 
 def _write(folder, entries):
@@ -53,8 +55,7 @@ def test_both_ways_are_measured_and_give_the_same(tiny, commands, tmp_path):
   )
   outcome = commands.run(*call)
   assert outcome.code == 0, outcome.err
-  entries = _entries(tmp_path)
-  values = {tuple(one['key']): one['value'] for one in entries[1:]}
+  entries, values = _entries(tmp_path)
   result = json.loads((tmp_path / 'result.json').read_text())
   row, *others = result['rows']
   both = [values['refilled', 'ngram', repeat] for repeat in range(2)]
@@ -81,7 +82,7 @@ def test_both_ways_are_measured_and_give_the_same(tiny, commands, tmp_path):
   # The same command decodes what the journal lacks, with the same outputs.
   _write(tmp_path, [one for one in entries if one.get('key', [''])[-1] != 1])
   assert commands.run(*call).code == 0
-  again = {tuple(one['key']): one['value'] for one in _entries(tmp_path)[1:]}
+  _, again = _entries(tmp_path)
   assert again.keys() == values.keys()
   assert again['refilled', 'ngram', 0] == both[0]
   assert again['refilled', 'ngram', 1]['tokens'] == tokens
@@ -137,48 +138,30 @@ def _decoded(folder, target, temperature=0.0):
   journal.add((decoding.MEMORY, 0), {'bytes_per_second': 1.0})
   for name in evaluation.methods:
     generations = [
-      rows_lib.Generation(
-        batch=0,
-        category='',
-        prompt_tokens=len(prompt),
-        tokens=tokens,
-        log_probs=[],
-        seconds=1.0,
-        stats=stats.Stats(len(tokens), 3, (0, 3), (0, 3)),
-        prompt=i,
-      ).to_json()
-      for i, (prompt, tokens) in enumerate(zip(_PROMPTS, of_batch, strict=True))
+      made_up.generation(tokens, prompt=i).to_json()
+      for i, tokens in enumerate(of_batch)
     ]
     journal.add(('generation', name, 0), {'generations': generations})
     for repeat, seconds in enumerate((1.0, 2.0)):
       value = {'seconds': seconds, 'tokens': again}
       journal.add((refilled.KIND, name, repeat), value)
-  return evaluation, journal
-
-
-def _part(evaluation, journal):
   return evaluation_lib.Part(
     evaluation=evaluation, tokens=_PROMPTS, journal=journal
   )
 
 
-def _table(evaluation, journal):
-  return table_lib.Table.of(_part(evaluation, journal))
-
-
-def test_differences_are_audited(in_bfloat16, tmp_path):
-  evaluation, journal = _decoded(tmp_path, in_bfloat16)
-  part = _part(evaluation, journal)
+def test_differences_are_audited_unless_they_are_drawn(in_bfloat16, tmp_path):
+  part = _decoded(tmp_path, in_bfloat16)
   tie, fault = audits.units(part, [conversations.turn(part, 0)])
   # A lossy rule may emit other tokens than the most likely ones.
   assert tie.key == (audits.KIND, 'ngram, refilled', 1)
   assert fault.key == (audits.KIND, 'ngram, refilled', 2)
-  journal.add(tie.key, tie.run())
-  found = _table(evaluation, journal).refilled_mismatches
+  part.journal.add(tie.key, tie.run())
+  found = table_lib.Table.of(part).refilled_mismatches
   assert found['ngram, refilled'] == rows_lib.Mismatches(1, 0, 1)
   assert found['lossy, refilled'] == rows_lib.Mismatches(0, 0, 2)
-  journal.add(fault.key, fault.run())
-  table = _table(evaluation, journal)
+  part.journal.add(fault.key, fault.run())
+  table = table_lib.Table.of(part)
   assert [one['verdict'] for one in table.divergences] == ['tie', 'DIFFERS']
   found = table.refilled_mismatches
   assert found['ngram, refilled'] == rows_lib.Mismatches(1, 1)
@@ -192,29 +175,26 @@ def test_differences_are_audited(in_bfloat16, tmp_path):
   assert lines[0].startswith('ngram, refilled: 1 outputs DIFFER from static')
   assert 'could not be audited' in lines[1]
 
-
-def test_what_is_drawn_is_not_audited(in_bfloat16, tmp_path):
-  evaluation, journal = _decoded(tmp_path, in_bfloat16, temperature=1.0)
-  part = _part(evaluation, journal)
+  (tmp_path / 'drawn').mkdir()
+  part = _decoded(tmp_path / 'drawn', in_bfloat16, temperature=1.0)
   assert not list(audits.units(part, [conversations.turn(part, 0)]))
-  row, *_ = _table(evaluation, journal).rows
+  row, *_ = table_lib.Table.of(part).rows
   assert row.refilled_differing == 2
 
 
-def _evaluation(checkpoint, model, **kwargs):
+def _evaluation(checkpoint, seed=0, scale=4.0, **settings):
   """Returns an evaluation of answers of 1 or 9 tokens, in refilled rows."""
+  model = hash_model.HashModel(vocab_size=16, seed=seed, scale=scale)
   target = specsample.Loaded(model, {}, specsample.load(checkpoint).tokenizer)
   ngram = specsample.drafters.Ngram(num_draft_tokens=2)
+  settings = {'answer_limits': (1, 9)} | settings
   return evaluation_lib.Evaluation(
-    **{
-      'target': target,
-      'methods': {'ngram': methods.Method(ngram)},
-      'max_new_tokens': 9,
-      'answer_limits': (1, 9),
-      'refill': True,
-      'repeats': 0,
-    }
-    | kwargs
+    target=target,
+    methods={'ngram': methods.Method(ngram)},
+    max_new_tokens=9,
+    refill=True,
+    repeats=0,
+    **settings,
   )
 
 
@@ -225,10 +205,11 @@ def _evaluation(checkpoint, model, **kwargs):
 def test_nothing_is_compiled_while_it_is_timed(
   checkpoint, num_compiled, tmp_path, batch_size
 ):
-  model = hash_model.HashModel(vocab_size=16, seed=batch_size)
-  sampling = specsample.Sampling(temperature=1.0)
   evaluation = _evaluation(
-    checkpoint, model, batch_size=batch_size, sampling=sampling
+    checkpoint,
+    seed=batch_size,
+    batch_size=batch_size,
+    sampling=specsample.Sampling(temperature=1.0),
   )
   tokens = [[1] * size for size in (5, 6, 40, 7, 70, 8, 100)]
   prompts = [prompts_lib.Prompt(str(i), '', '', i) for i in range(len(tokens))]
@@ -258,39 +239,22 @@ def test_nothing_is_compiled_while_it_is_timed(
 
 
 def test_prompts_that_are_answered_by_nothing_are_timed(checkpoint):
-  model = hash_model.HashModel(vocab_size=16, scale=float('nan'))
-  evaluation = _evaluation(checkpoint, model, batch_size=2)
-  tokens = [[1] * 5, [1] * 7]
-  part = evaluation_lib.Part(evaluation=evaluation, tokens=tokens)
+  evaluation = _evaluation(checkpoint, scale=float('nan'), batch_size=2)
+  part = evaluation_lib.Part(evaluation=evaluation, tokens=[[1] * 5, [1] * 7])
   (unit,) = refilled.units(part, 0)
   value = unit.run()
   assert value['tokens'] == [[], []]
   assert value['seconds'] > 0
 
 
-def test_limits_are_within_the_most_tokens(checkpoint):
-  model = hash_model.HashModel(vocab_size=16)
-  for limits in ((3, 10), (0,)):
-    with pytest.raises(ValueError, match=r'answer_limits is .* 1 to .* is 9'):
-      _evaluation(checkpoint, model, answer_limits=limits)
-
-
-def test_carried_policies_are_refused(checkpoint):
-  model = hash_model.HashModel(vocab_size=16)
-  with pytest.raises(ValueError, match=r'refill and .*carry_policies are both'):
-    _evaluation(checkpoint, model, carry_policies=True)
-
-
 @pytest.mark.parametrize(
-  ('name', 'settings'),
-  [('refill', {'answer_limits': ()}), ('answer_limits', {'refill': False})],
+  ('settings', 'message'),
+  [
+    ({'answer_limits': (3, 10)}, r'answer_limits is .* 1 to .* is 9'),
+    ({'answer_limits': (0,)}, r'answer_limits is .* 1 to .* is 9'),
+    ({'carry_policies': True}, r'refill and .*carry_policies are both'),
+  ],
 )
-def test_several_turns_are_refused(checkpoint, name, settings):
-  model = hash_model.HashModel(vocab_size=16)
-  evaluation = _evaluation(checkpoint, model, **settings)
-  prompt = prompts_lib.Prompt('0', '', 'One.', 4, next_turns=('Two.',))
-  message = rf'a.jsonl, line 4: 2 turns .*Evaluation.{name} is .*max_turns = 1'
+def test_settings_that_do_not_fit_are_refused(checkpoint, settings, message):
   with pytest.raises(ValueError, match=message):
-    conversations.check(evaluation, 'a.jsonl', prompt)
-  first = dataclasses.replace(evaluation, max_turns=1)
-  conversations.check(first, 'a.jsonl', prompt)
+    _evaluation(checkpoint, **settings)

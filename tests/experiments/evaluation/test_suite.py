@@ -55,9 +55,8 @@ def table(tmp_path_factory):
     {'document': f'{thing} fell.', 'summary': f'A {thing} fell.'}
     for thing in ('Rain', 'Snow', 'Hail')
   ]
-  (folder / 'articles.jsonl').write_text(
-    ''.join(json.dumps(article) + '\n' for article in articles)
-  )
+  text = ''.join(json.dumps(article) + '\n' for article in articles)
+  (folder / 'articles.jsonl').write_text(text)
   path = folder / 'table.gin'
   path.write_text(
     f"{_TABLE}summarization.articles.path = '{folder}/articles.jsonl'\n"
@@ -65,30 +64,32 @@ def table(tmp_path_factory):
   return path
 
 
+_FAULTS = {
+  'each needs a folder of its own': (
+    "evaluations.parts = {'A b': @greedy/Evaluation, 'a-B': @drawn/Evaluation}"
+  ),
+  "'speed' for 'Prompts, greedy': choose one of num_draft_tokens, ": (
+    "Paper.rows = (('Prompts, greedy', 'ngram', {'speed': 2.5}),)"
+  ),
+  'absent.jsonl': "articles.path = 'absent.jsonl'",
+}
+
+
 @pytest.fixture(scope='module')
 def calls(table, tiny_methods, commands, tmp_path_factory):
   """Outcomes as it is, with other prompts, and with one fault each."""
   out = tmp_path_factory.mktemp('suite')
-  common = ['evaluate', f'--gin_file={table}', *tiny_methods]
-  both = "{'A b': @greedy/Evaluation, 'a-B': @drawn/Evaluation}"
-  faults = [
-    [f'--gin_bindings=evaluations.parts = {both}'],
-    [
-      '--gin_bindings=Paper.rows = '
-      "(('Prompts, greedy', 'ngram', {'speed': 2.5}),)"
-    ],
-    ["--gin_bindings=articles.path = 'absent.jsonl'"],
-  ]
   prompts = out / 'prompts.txt'
   prompts.write_text('Why?\n')
+  flags = {
+    'table': ['--num_seeds=2'],
+    'prompts': [f'--prompts={prompts}', '--limit=1'],
+  }
+  for i, fault in enumerate(_FAULTS.values()):
+    flags[str(i)] = [f'--gin_bindings={fault}']
+  common = ['evaluate', f'--gin_file={table}', *tiny_methods]
   outcomes = commands.run_all(
-    [
-      [*common, '--num_seeds=2', f'--out={out}/table'],
-      [*common, f'--prompts={prompts}', '--limit=1', f'--out={out}/prompts'],
-      *(
-        [*common, *fault, f'--out={out}/{i}'] for i, fault in enumerate(faults)
-      ),
-    ]
+    [[*common, *own, f'--out={out}/{name}'] for name, own in flags.items()]
   )
   return out, outcomes
 
@@ -102,38 +103,41 @@ def result(calls):
 
 def test_rows_say_of_which_setting_they_are(result):
   overall = [row for row in result['rows'] if row['category'] == 'overall']
-  assert [(row['part'], row['method'], row['samples']) for row in overall] == [
-    ('Prompts, greedy', 'autoregressive', 1),
-    ('Prompts, greedy', 'ngram', 1),
-    ('Articles, T = 1', 'autoregressive', 2),
-    ('Articles, T = 1', 'ngram', 2),
+  fields = ('part', 'method', 'samples', 'prompts')
+  assert [tuple(row[name] for name in fields) for row in overall] == [
+    ('Prompts, greedy', 'autoregressive', 1, 2),
+    ('Prompts, greedy', 'ngram', 1, 2),
+    ('Articles, T = 1', 'autoregressive', 2, 2),
+    ('Articles, T = 1', 'ngram', 2, 2),
   ]
-  assert [row['prompts'] for row in overall] == [2] * 4
   tokens = [row['tokens'] for row in overall]
   assert tokens[:2] == [2 * _NEW_TOKENS] * 2
   # Four sampled texts, some of which end early.
   assert min(tokens[2:]) > 2 * _NEW_TOKENS
-  assert [row['scores'].keys() for row in overall] == [
-    *([set()] * 2),
-    *([{'ROUGE-2'}] * 2),
-  ]
+  scores = [[*row['scores']] for row in overall]
+  assert scores == [[], [], ['ROUGE-2'], ['ROUGE-2']]
+
+
+def _records(folder):
+  """Returns the journal's values of the drawn setting, by key."""
+  lines = (folder / _DRAWN / 'journal.jsonl').read_text().splitlines()[1:]
+  records = map(json.loads, lines)
+  return {tuple(record['key']): record['value'] for record in records}
 
 
 def test_samples_are_drawn_with_seeds_of_their_own(calls):
-  lines = (calls[0] / 'table' / _DRAWN / 'journal.jsonl').read_text()
-  records = [json.loads(line) for line in lines.splitlines()[1:]]
-  tokens = {
-    tuple(record['key']): record['value']['generations'][0]['tokens']
-    for record in records
-    if record['key'][0] == 'generation'
+  found = {
+    key: value['generations'][0]['tokens']
+    for key, value in _records(calls[0] / 'table').items()
+    if key[0] == 'generation'
   }
   # Two prompts, each sampled twice.
-  assert set(tokens) == {
+  assert set(found) == {
     ('generation', name, i)
     for name in ('autoregressive', 'ngram')
     for i in range(4)
   }
-  assert tokens['generation', 'ngram', 0] != tokens['generation', 'ngram', 2]
+  assert found['generation', 'ngram', 0] != found['generation', 'ngram', 2]
 
 
 def test_scores_are_of_the_samples_that_are_asked_for(
@@ -146,9 +150,7 @@ def test_scores_are_of_the_samples_that_are_asked_for(
   )
   assert outcome.code == 0, outcome.err
   assert 'generation' not in outcome.err
-  lines = (fewer / _DRAWN / 'journal.jsonl').read_text().splitlines()[1:]
-  keys = [tuple(json.loads(line)['key']) for line in lines]
-  assert [key for key in keys if key[0] == 'scores'] == [
+  assert [key for key in _records(fewer) if key[0] == 'scores'] == [
     ('scores', name, samples)
     for samples in (2, 1)
     for name in ('autoregressive', 'ngram')
@@ -158,29 +160,20 @@ def test_scores_are_of_the_samples_that_are_asked_for(
 
 
 def test_ours_is_beside_the_papers(calls, result):
-  ngram = {
-    row['part']: row
+  greedy, drawn = (
+    row
     for row in result['rows']
     if row['method'] == 'ngram' and row['category'] == 'overall'
-  }
-  greedy = ngram['Prompts, greedy']
-  rouge = ngram['Articles, T = 1']['scores']['ROUGE-2']
-  columns = ('row', 'quantity', 'paper', 'ours', 'ci95')
-  assert [
-    tuple(row[name] for name in columns) for row in result['paper']['rows']
-  ] == [
-    (
-      *('Prompts, greedy, PLD', 'speedup', 2.5),
-      *(greedy['speedup'], greedy['speedup_ci95']),
-    ),
-    (
-      *('Prompts, greedy, PLD', 'acceptance at 1', 0.5),
-      *(greedy['acceptance_by_position'][0], None),
-    ),
-    (
-      *('Articles, T = 1, PLD', 'ROUGE-2', 0.112),
-      *(rouge['value'], rouge['ci95']),
-    ),
+  )
+  rouge = drawn['scores']['ROUGE-2']
+  first = greedy['acceptance_by_position'][0]
+  fields = ('row', 'quantity', 'paper', 'ours', 'ci95')
+  rows = [tuple(row[x] for x in fields) for row in result['paper']['rows']]
+  settings = ('Prompts, greedy, PLD', 'Articles, T = 1, PLD')
+  assert rows == [
+    (settings[0], 'speedup', 2.5, greedy['speedup'], greedy['speedup_ci95']),
+    (settings[0], 'acceptance at 1', 0.5, first, None),
+    (settings[1], 'ROUGE-2', 0.112, rouge['value'], rouge['ci95']),
     ('Articles, T = 1, REST', 'speedup', 1.48, None, None),
   ]
   assert result['data']['Articles']['sha256']
@@ -212,12 +205,7 @@ def test_prompts_for_a_task_leave_its_score_without_ours(calls):
 
 def test_faults_come_before_anything_is_written(calls):
   folder, (_, _, *faults) = calls
-  messages = (
-    'each needs a folder of its own',
-    "'speed' for 'Prompts, greedy': choose one of num_draft_tokens, ",
-    'absent.jsonl',
-  )
-  for i, (outcome, message) in enumerate(zip(faults, messages, strict=True)):
+  for i, (outcome, message) in enumerate(zip(faults, _FAULTS, strict=True)):
     assert outcome.code == 2
     assert message in outcome.err
     assert len(outcome.err.splitlines()) == 1

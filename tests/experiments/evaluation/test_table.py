@@ -255,27 +255,6 @@ def test_row_counts_the_greedy_outputs_that_differ_from_the_baseline(table):
   assert differing(_row(_with(table, [other, *rest]))) == (0, 1)
 
 
-def test_all_is_printed_whatever_methods_are_called(
-  table, tmp_path, in_terminal
-):
-  name = '[red]a[/b] :bug:'
-  rename = lambda found: {_BASELINE: found[_BASELINE], name: found['ngram']}
-  named = dataclasses.replace(
-    _with(table, methods=rename(table.evaluation.methods)),
-    generations=rename(table.generations),
-    parts=rename(table.parts),
-  )
-  text = in_terminal(80, results.show, tmp_path, [named], papers.Paper())
-  lines = text.splitlines()
-  assert max(map(len, lines[:-1])) <= 80
-  of_method = [line for line in lines if line.startswith(f' {name}')]
-  cells = ' '.join(of_method).replace(name, '').split()
-  percent = f'{_row(named, method=name).percent_of_roofline:.0f}%'
-  assert {'1', '1.60', '25.00', '2.00x', '21.00', '3.00', percent} <= {*cells}
-  assert {'K', 'predicted', 'roofline'} <= set(text.split())
-  assert f'{name}: every output equals autoregressive' in text
-
-
 def test_speedup_comes_first_and_a_negative_rest_is_explained(
   table, tmp_path, in_terminal
 ):
