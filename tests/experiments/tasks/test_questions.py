@@ -1,9 +1,13 @@
+"""Spec-Bench, MT-Bench, SPEED-Bench, and articles to summarise."""
+
 import json
+import sys
 
 import pytest
 
 from experiments.tasks import questions
 from experiments.tasks import source
+from experiments.tasks import summarization
 
 # An id for each category, and the category's group in Spec-Bench's tables.
 _GROUPED = {
@@ -16,12 +20,14 @@ _GROUPED = {
   'math_reasoning': (401, 'math_reasoning'),
   'rag': (560, 'rag'),
 }
+_MT_BENCH, _SPEC_BENCH = questions.mt_bench, questions.spec_bench
+_SPEED_BENCH = questions.speed_bench
 
 
-def _file(folder, records):
-  path = folder / 'question.jsonl'
+def _task(folder, *records, make=summarization.xsum, **kwargs):
+  path = folder / 'data.jsonl'
   path.write_text('\n'.join(json.dumps(record) for record in records))
-  return str(path)
+  return make(path=str(path), **kwargs)
 
 
 def _question(category):
@@ -30,73 +36,29 @@ def _question(category):
   return {'question_id': number, 'category': category, 'turns': turns}
 
 
+_WRITING, _MATH, _QA = map(_question, ('writing', 'math', 'qa'))
+
+
 def test_spec_bench_has_six_groups(tmp_path):
-  path = _file(tmp_path, [_question(name) for name in _GROUPED])
-  task = questions.spec_bench(path=path)
+  task = _task(tmp_path, *map(_question, _GROUPED), make=_SPEC_BENCH)
   prompts = task.prompts()
-  groups = [group for _, group in _GROUPED.values()]
-  assert [prompt.category for prompt in prompts] == groups
-  assert len({prompt.category for prompt in prompts}) == 6
-  assert {prompt.text for prompt in prompts} == {'one'}
-  assert [prompt.next_turns for prompt in prompts] == [
-    ('two',) if group == 'mt_bench' else () for group in groups
+  assert [(prompt.id, prompt.category) for prompt in prompts] == [
+    (str(number), group) for number, group in _GROUPED.values()
   ]
-  assert [prompt.id for prompt in prompts] == [
-    str(number) for number, _ in _GROUPED.values()
-  ]
+  for prompt in prompts:
+    assert prompt.text == 'one'
+    turns = ('two',) if prompt.category == 'mt_bench' else ()
+    assert prompt.next_turns == turns
   assert task.chat
   assert 'speed' in task.unscored()
   assert task.score(prompts, [['answer']] * len(prompts)) == []
 
 
 def test_mt_bench_keeps_its_categories(tmp_path):
-  path = _file(tmp_path, [_question('writing'), _question('math')])
-  task = questions.mt_bench(path=path)
+  task = _task(tmp_path, _WRITING, _MATH, make=_MT_BENCH)
   assert [p.category for p in task.prompts()] == ['writing', 'math']
   assert task.source.provenance().published is False
   assert 'judge' in task.unscored()
-
-
-_WRITING, _QA = _question('writing'), _question('qa')
-_MT_BENCH, _SPEC_BENCH = questions.mt_bench, questions.spec_bench
-
-
-@pytest.mark.parametrize(
-  ('make', 'record', 'message'),
-  [
-    (_SPEC_BENCH, _QA | {'turns': []}, 'at least one text'),
-    (_SPEC_BENCH, {'question_id': 1}, 'neither "prompt" nor "turns"'),
-    (
-      _SPEC_BENCH,
-      _QA | {'category': 'poetry'},
-      "'poetry' is not one of writing,",
-    ),
-    (_SPEC_BENCH, {'question_id': 1, 'turns': ['a']}, "'none' is not one of"),
-    (_MT_BENCH, _QA, "'qa' is not one of writing, .* humanities"),
-    (_MT_BENCH, {'prompt': 'Why?'}, "'none' is not one of"),
-    (_MT_BENCH, _WRITING | {'turns': ['a', 3]}, 'turn 2 is 3: it must be'),
-    (_MT_BENCH, _question('math'), 'question 120 is also on line 1'),
-  ],
-  ids=lambda value: None if callable(value) else str(value)[:60],
-)
-def test_another_schema_is_refused(tmp_path, make, record, message):
-  path = _file(tmp_path, [_question('math'), record])
-  task = make(path=path)
-  with pytest.raises(ValueError, match=message) as error:
-    task.prompts()
-  assert f'{path}: line 2: ' in str(error.value)
-  assert f'{make.__name__}.path = "FILE"' in str(error.value)
-  assert len(str(error.value)) < len(path) + 500
-
-
-def test_without_a_file_the_way_is_shown():
-  for make, origin in (
-    (questions.spec_bench, 'hemingkx/Spec-Bench'),
-    (questions.mt_bench, 'lm-sys/FastChat'),
-  ):
-    with pytest.raises(ValueError, match=origin) as error:
-      make().prompts()
-    assert f'{make.__name__}.path = "FILE"' in str(error.value)
 
 
 # As SPEED-Bench publishes them: ids are texts, and a conversation has any
@@ -120,8 +82,7 @@ _WITHHELD = _CODING | {
 
 
 def test_speed_bench_has_all_turns_and_leaves_placeholders_out(tmp_path):
-  path = _file(tmp_path, [_CODING, _WITHHELD])
-  task = questions.speed_bench(path=path)
+  task = _task(tmp_path, _CODING, _WITHHELD, make=_SPEED_BENCH)
   (prompt,) = task.prompts()
   assert (prompt.id, prompt.category) == ('a1', 'coding')
   assert (prompt.text, *prompt.next_turns) == tuple(_CODING['turns'])
@@ -136,7 +97,7 @@ def test_speed_bench_reads_a_split_of_the_hub(monkeypatch):
   monkeypatch.setattr(
     source.Subset, 'rows', lambda subset: asked.append(str(subset)) or stored
   )
-  task = questions.speed_bench(subset='throughput_8k', revision='v1')
+  task = _SPEED_BENCH(subset='throughput_8k', revision='v1')
   assert [prompt.id for prompt in task.prompts()] == ['a1', 'c3']
   assert asked == ['hub: nvidia/SPEED-Bench, throughput_8k, test, v1']
   # Other questions have another digest.
@@ -146,17 +107,121 @@ def test_speed_bench_reads_a_split_of_the_hub(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('arguments', 'records', 'message'),
+  ('make', 'record', 'message'),
   [
-    ({'subset': '1k'}, [_CODING], "subset is '1k': choose one of qualitative,"),
-    ({}, [_WITHHELD], 'none of 1 records has a text in place of its placehold'),
-    ({}, [_CODING, _CODING], 'line 2: question a1 is also on line 1'),
-    ({}, [_CODING | {'turns': ['a', '']}], "line 1: turn 2 is ''"),
+    (_SPEC_BENCH, _QA | {'turns': []}, 'at least one text'),
+    (_SPEC_BENCH, {'question_id': 1}, 'neither "prompt" nor "turns"'),
+    (_SPEC_BENCH, _QA | {'category': 'x'}, "'x' is not one of writing,"),
+    (_SPEC_BENCH, {'question_id': 1, 'turns': ['a']}, "'none' is not one of"),
+    (_MT_BENCH, _QA, "'qa' is not one of writing, .* humanities"),
+    (_MT_BENCH, {'prompt': 'Why?'}, "'none' is not one of"),
+    (_MT_BENCH, _WRITING | {'turns': ['a', 3]}, 'turn 2 is 3: it must be'),
+    (_MT_BENCH, _MATH, 'question 120 is also on line 1'),
+    (_SPEED_BENCH, _MATH, 'question 120 is also on line 1'),
+    (_SPEED_BENCH, _CODING | {'turns': ['a', '']}, "turn 2 is ''"),
   ],
 )
-def test_a_speed_bench_that_cannot_be_decoded_is_refused(
-  tmp_path, arguments, records, message
-):
-  path = _file(tmp_path, records)
-  with pytest.raises(ValueError, match=message):
-    questions.speed_bench(path=path, **arguments).prompts()
+def test_other_questions_are_refused(tmp_path, make, record, message):
+  task = _task(tmp_path, _MATH, record, make=make)
+  with pytest.raises(ValueError, match=message) as error:
+    task.prompts()
+  said, path = str(error.value), str(tmp_path / 'data.jsonl')
+  assert f'{path}: line 2: ' in said
+  assert f'{make.__name__}.path = "FILE"' in said
+  assert len(said) < len(path) + 500
+
+
+def test_data_without_a_question_are_refused(tmp_path):
+  make = lambda **kwargs: _task(
+    tmp_path, _WITHHELD, make=_SPEED_BENCH, **kwargs
+  )
+  with pytest.raises(ValueError, match="subset is '1k': choose one of qualit"):
+    make(subset='1k')
+  with pytest.raises(ValueError, match='none of 1 records has a text in place'):
+    make().prompts()
+  # Without a file, the way to it is shown.
+  for make, origin in (
+    (_SPEC_BENCH, 'hemingkx/Spec-Bench'),
+    (_MT_BENCH, 'lm-sys/FastChat'),
+  ):
+    with pytest.raises(ValueError, match=origin) as error:
+      make().prompts()
+    assert f'{make.__name__}.path = "FILE"' in str(error.value)
+
+
+_XSUM = [
+  {'document': 'Cats sleep.\nAll day.', 'summary': 'Cats sleep.', 'id': '31'},
+  {'document': 'A long one of six words.', 'summary': 'Long.', 'id': '32'},
+]
+_EMPTY = {'document': ' \n', 'summary': 'Gone.', 'id': '30'}
+_DOGS = {'document': 'y', 'summary': 'Dogs bark at night.'}
+
+
+def test_xsum_has_our_example_and_its_own_summaries(tmp_path):
+  # Articles without a text are left out, and counted.
+  task = _task(tmp_path, _EMPTY, *_XSUM)
+  first, second = task.prompts()
+  shot, article = first.text.split('\n\nArticle: ')
+  assert article == 'Cats sleep.\nAll day.\n\nSummary:'
+  assert (first.id, first.line, first.reference) == ('31', 2, 'Cats sleep.')
+  assert (second.id, second.line) == ('32', 3)
+  assert task.source.provenance().left_out == 1
+  assert _task(tmp_path, *_XSUM).source.provenance().left_out == 0
+  for prompt in summarization.articles().prompts():
+    assert prompt.text.startswith(f'{shot}\n\nArticle: ')
+    assert prompt.reference not in prompt.text
+
+
+def test_xsum_reads_the_split_that_is_named():
+  assert summarization.xsum().source.hub.split == 'test'
+  assert summarization.xsum(split='validation').source.hub.split == 'validation'
+  with pytest.raises(ValueError, match="'dev': choose one of train, valid"):
+    summarization.xsum(split='dev')
+
+
+def test_cnn_dailymail_has_no_example(tmp_path):
+  record = {'article': 'Cats sleep.', 'highlights': 'Cats .\nSleep .'}
+  make = summarization.cnn_dailymail
+  (prompt,) = _task(tmp_path, record, make=make).prompts()
+  assert prompt.text == 'Article: Cats sleep.\n\nSummary:'
+  assert prompt.reference == 'Cats .\nSleep .'
+  (prompt,) = _task(tmp_path, record, make=make, chat=True).prompts()
+  assert prompt.text.startswith('Summarize this article')
+
+
+def test_long_articles_are_left_out(tmp_path):
+  (prompt,) = _task(tmp_path, *_XSUM, max_words=5).prompts()
+  assert prompt.id == '31'
+  with pytest.raises(ValueError, match='none of 2 articles has 1 words'):
+    _task(tmp_path, *_XSUM, max_words=1).prompts()
+
+
+def test_rouge_2_by_hand(tmp_path):
+  cat = {'document': 'x', 'summary': 'The cat sat on the mat.'}
+  task = _task(tmp_path, cat, _DOGS | {'summary': 'Dogs bark.'})
+  # Three of five bigrams are shared (stems are compared): 3/5 both ways.
+  samples = [['The cats sat on a mat', 'nothing else'], ['Dogs bark']]
+  (score,) = task.score(task.prompts(), samples)
+  assert score.name == 'ROUGE-2'
+  assert score.value == pytest.approx((0.6 / 2 + 1) / 2)
+  assert score.ci95 is None  # only two
+
+
+def test_what_a_plain_model_writes_on_does_not_count(tmp_path):
+  answer = ' Dogs bark at night.\n\nArticle: Another.\n\nSummary: Other.'
+  scores = []
+  for chat in (False, True):
+    task = _task(tmp_path, _DOGS, chat=chat)
+    scores += task.score(task.prompts(), [[answer]])
+  plain, chat = (score.value for score in scores)
+  assert plain == 1 > chat > 0
+
+
+def test_score_is_left_out_without_the_package(monkeypatch):
+  task = summarization.articles()
+  assert task.unscored() is None
+  monkeypatch.setitem(sys.modules, 'rouge_score', None)
+  assert 'ROUGE-2 is left out' in task.unscored()
+  assert 'pip install rouge-score' in task.unscored()
+  prompts = task.prompts()
+  assert task.score(prompts, [['a']] * len(prompts)) == []
