@@ -21,17 +21,12 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def browser():
-  names = ('chromium', 'chromium-browser', 'google-chrome')
-  found = next(filter(None, map(shutil.which, names)), None)
-  if found is None:
-    pytest.skip('no chromium, which test.sh installs where it is root')
-  return found
-
-
-@pytest.fixture(scope='module')
-def render(browser, tmp_path_factory):
+def render(tmp_path_factory):
   """A function that opens a page and returns its elements and console lines."""
+  names = ('chromium', 'chromium-browser', 'google-chrome')
+  browser = next(filter(None, map(shutil.which, names)), None)
+  if browser is None:
+    pytest.skip('no chromium, which test.sh installs where it is root')
 
   def opened(text, *flags):
     folder = tmp_path_factory.mktemp('page')
@@ -106,26 +101,25 @@ def test_browser_finds_no_error(render, text):
 def test_browser_shows_who_wrote_what(render, text):
   shown, console = render(text.replace('</body>', _CHOOSE_ALL + '</body>'))
   assert console == []
-  seen = _title(shown)
-  assert len(seen) == 3 * 2 * len(reports.METHODS)
-  for i, one in enumerate(seen[: 2 * len(reports.METHODS)]):
-    method = reports.METHODS[i % len(reports.METHODS)]
-    pieces = reports.PIECES[method]
-    if i >= len(reports.METHODS):
+  seen, count = _title(shown), len(reports.METHODS)
+  assert len(seen) == 3 * 2 * count
+  for i, one in enumerate(seen[: 2 * count]):
+    method = reports.METHODS[i % count]
+    pieces, rounds = reports.PIECES[method], reports.ROUNDS[method]
+    if i >= count:
       pieces = pieces[::-1]
     assert one['method'] == method
-    assert one['prompt'] == (reports.NASTY, 'é?')[i // len(reports.METHODS)]
+    assert one['prompt'] == (reports.NASTY, 'é?')[i // count]
     visible = [x.replace('\n', '⏎\n') or '·' for x in pieces]
     assert one['pieces'] == visible
     assert one['origins'] == reports.ORIGINS[method]
     numbers = [int(re.match(r'round (\d+): ', x)[1]) for x in one['titles']]
-    assert [number - 1 for number in numbers] == reports.ROUNDS[method]
-    assert one['together'] == reports.ROUNDS[method].count(0)
-    rounds = reports.ROUNDS[method]
-    kept = reports.ORIGINS[method].count('accepted')
+    assert [number - 1 for number in numbers] == rounds
+    assert one['together'] == rounds.count(0)
+    accepted = reports.ORIGINS[method].count('accepted')
     assert one['count'] == (
       f'{method}: {len(pieces)} tokens in {rounds[-1] + 1} rounds, '
-      f'{kept} of them drafted'
+      f'{accepted} of them drafted'
     )
 
 
@@ -178,7 +172,7 @@ def test_nothing_is_cut_at_two_widths(render, text, flags, paper):
   assert _title(shown) == {'360': expected, '1200': expected}
 
 
-def test_a_table_that_is_too_wide_is_noticed(render, text):
+def test_table_that_is_too_wide_is_noticed(render, text):
   planted = '<main><p style="width: 50rem">x</p>'
   wide = re.sub('<main[^>]*>', planted, text)
   page_text = json.dumps(wide).replace('<', r'\u003c')
@@ -245,7 +239,7 @@ def test_keys_lead_from_a_row_to_its_tokens_and_back(render, text):
     ('select.add(', 'selected.add(', 'Uncaught ReferenceError'),
   ],
 )
-def test_an_error_in_the_script_is_noticed(render, text, here, there, error):
+def test_error_in_the_script_is_noticed(render, text, here, there, error):
   assert here in text
   _, console = render(text.replace(here, there))
   assert any(error in line for line in console)

@@ -3,102 +3,89 @@
 from html import parser
 
 import numpy as np
+import pytest
 
 from experiments.decoding import rounds
 from experiments.html_report import views
 import specsample
-from specsample import text as text_lib
+from specsample.text import tokenizer_files
 from specsample.types import Origin
 
 
-class _Spans(parser.HTMLParser):
-  """Collects (classes, title, text) of each span."""
+class _Elements(parser.HTMLParser):
+  """Collects the spans that have a title, cells by row, and struck texts."""
 
   def __init__(self, source):
     super().__init__()
-    self.spans, self.others, self._open = [], [], []
+    self.spans, self.rows, self.struck = [], [], []
+    self.tags, self._open = set(), []
     self.feed(source)
     self.close()
+    assert not self._open
+    # Those of the legend have no title.
+    self.spans = [span for span in self.spans if span[1]]
 
   def handle_starttag(self, tag, attrs):
     self._open.append(tag)
+    self.tags.add(tag)
+    attributes = dict(attrs)
     if tag == 'span':
-      attributes = dict(attrs)
-      self.spans.append(
-        [attributes['class'].split(), attributes.get('title'), '']
-      )
-    elif tag not in ('div', 'style'):
-      self.others.append(tag)
+      classes = attributes.get('class', '').split()
+      self.spans.append([classes, attributes.get('title'), ''])
+    elif tag == 'tr':
+      self.rows.append([])
+    elif tag in ('td', 'th'):
+      self.rows[-1].append('')
 
   def handle_endtag(self, tag):
     assert self._open.pop() == tag
 
   def handle_data(self, data):
-    if self._open and self._open[-1] == 'span':
+    if self._open[-1:] == ['span']:
       self.spans[-1][2] += data
+    if {'td', 'th'} & set(self._open):
+      self.rows[-1][-1] += data
+    if 'del' in self._open:
+      self.struck.append(data)
 
 
-def _spans(texts, origins, rounds):
-  found = _Spans(views.of_tokens(texts, origins, rounds))
-  assert not found.others
-  # Those of the legend have no title.
-  return [span for span in found.spans if span[1]]
+def _spans(*of_tokens):
+  found = _Elements(views.of_tokens(*of_tokens))
+  assert found.tags <= {'div', 'span', 'style'}
+  return found.spans
 
 
 def test_each_token_has_its_author_and_its_round():
   origins = [Origin.ACCEPTED, Origin.BONUS, Origin.CORRECTION]
-  spans = _spans(['The', ' sky', ' is'], origins, [0, 0, 1])
-  assert spans == [
+  assert _spans(['The', ' sky', ' is'], origins, [0, 0, 1]) == [
     [['o', 'accepted', 'first'], 'round 1: accepted draft', 'The'],
     [['o', 'bonus'], 'round 1: bonus token of the target', ' sky'],
     [['o', 'correction', 'first'], 'round 2: correction by the target', ' is'],
   ]
+  # The prompt begins no round.
+  first, _ = _spans(['a', 'b'], [Origin.PROMPT, Origin.BONUS], [0, 0])
+  assert first == [['o', 'prompt'], 'prompt', 'a']
 
 
-def test_what_a_model_writes_is_text_not_markup():
-  hostile = ['<script>alert(1)</script>', '"><img src=x onerror=a()>', '&lt;']
-  spans = _spans(hostile, [Origin.BONUS] * 3, [0, 1, 2])
-  assert [text for _, _, text in spans] == hostile
+@pytest.mark.parametrize(
+  ('text', 'shown'),
+  [
+    ('<script>alert(1)</script>', '<script>alert(1)</script>'),
+    ('"><img src=x onerror=a()>', '"><img src=x onerror=a()>'),
+    ('&lt;', '&lt;'),
+    ('\n', '⏎\n'),
+    ('', '◌'),
+    (' ', ' '),
+  ],
+)
+def test_what_a_model_writes_is_text_that_can_be_seen(text, shown):
+  (span,) = _spans([text], [Origin.BONUS], [0])
+  assert span[2] == shown
 
 
-def test_no_token_is_without_something_to_see():
-  spans = _spans(['\n', '', ' '], [Origin.BONUS] * 3, [0, 1, 2])
-  assert [text for _, _, text in spans] == ['⏎\n', '◌', ' ']
-
-
-def test_the_prompt_begins_no_round():
-  spans = _spans(['a', 'b'], [Origin.PROMPT, Origin.BONUS], [0, 0])
-  assert spans[0] == [['o', 'prompt'], 'prompt', 'a']
-
-
-def test_authors_differ_by_more_than_colour():
-  style = views.of_tokens([], [], []).replace('\n', ' ')
-  # The line style of each origin, which grey print shows too.
-  lines = {
-    rule.split()[0]: rule.partition('border-bottom:')[2].split()[1]
-    for rule in style.split('.origin-view .')
-    if 'border-bottom' in rule
-  }
-  assert lines == {
-    'accepted': 'solid',
-    'correction': 'double',
-    'bonus': 'dotted',
-  }
-
-
-def test_pieces_add_up_to_the_text(smollm2):
-  tokenizer = smollm2.tokenizer
-  text = 'Blue: 蓝 and 🙂.'
-  tokens = [*tokenizer.encode(text), *tokenizer.eos_ids[-1:]]
-  pieces = text_lib.pieces(tokenizer, tokens, skip_special=False)
-  assert len(pieces) == len(tokens)
-  assert ''.join(pieces) == tokenizer.decode(tokens, skip_special=False)
-  assert ''.join(pieces).startswith(text)
-  assert '' in pieces  # part of a character of several tokens
-
-
-def test_a_row_of_an_output_is_shown_without_its_padding(smollm2):
-  tokens = smollm2.tokenizer.encode('One two three')
+def test_row_of_an_output_is_shown_without_its_padding(checkpoint):
+  tokenizer = tokenizer_files.load(checkpoint)
+  tokens = tokenizer.encode('One two')
   output = specsample.Output(
     tokens=np.asarray([[*tokens, 0, 0]]),
     lengths=np.asarray([len(tokens)]),
@@ -110,37 +97,8 @@ def test_a_row_of_an_output_is_shown_without_its_padding(smollm2):
     accepted=None,
     stop_reason=None,
   )
-  found = _Spans(views.of_output(smollm2.tokenizer, output))
-  shown = [span for span in found.spans if span[1]]
-  assert ''.join(text for _, _, text in shown) == 'One two three'
-
-
-class _Cells(parser.HTMLParser):
-  """Collects the texts of a table's cells by row, and what is struck out."""
-
-  def __init__(self, source):
-    super().__init__()
-    self.rows, self.struck, self._open = [], [], []
-    self.feed(source)
-    self.close()
-    assert not self._open
-
-  def handle_starttag(self, tag, attrs):
-    del attrs
-    self._open.append(tag)
-    if tag == 'tr':
-      self.rows.append([])
-    elif tag in ('td', 'th'):
-      self.rows[-1].append('')
-
-  def handle_endtag(self, tag):
-    assert self._open.pop() == tag
-
-  def handle_data(self, data):
-    if {'td', 'th'} & set(self._open):
-      self.rows[-1][-1] += data
-    if 'del' in self._open:
-      self.struck.append(data)
+  found = _Elements(views.of_output(tokenizer, output))
+  assert ''.join(text for *_, text in found.spans) == 'One two'
 
 
 def _candidate(node, parent, text, fate):
@@ -169,7 +127,7 @@ def test_each_token_has_its_numbers_and_its_fate():
       text='<b>', origin='bonus', prob=None, source='the target after 2'
     ),
   )
-  found = _Cells(views.of_rounds([one]))
+  found = _Elements(views.of_rounds([one]))
   assert found.rows == [
     ['', 'drafter', 'target', 'keep', '', 'draft token'],
     ['round 3'],
