@@ -1,4 +1,4 @@
-"""Dialogues with answers that were written elsewhere."""
+"""Dialogues made of answers, chat templates, and filters of texts."""
 
 import dataclasses
 import math
@@ -79,9 +79,11 @@ def _conversation(*messages, **more):
   )
   first, *others = of_role('user')
   found = prompts_lib.Prompt(
-    *('x', prompts_lib.NO_CATEGORY, first, 1),
+    id='x',
+    category=prompts_lib.NO_CATEGORY,
+    text=first,
+    line=1,
     next_turns=tuple(others),
-    system=next(iter(of_role('system')), None),
     answers=of_role('assistant'),
     **more,
   )
@@ -107,11 +109,15 @@ def test_all_answers_of_a_conversation_are_in_one_dialogue(make, tokenizer):
   assert found.temperature == 0.0
   assert found.source == data_folder.Source.ENGINE
   assert found.turn == filters.digest('One?')
+  # The texts of others are never greedy.
+  (found,), _ = make(_conversation(temperature=0.0), by_target=False)
+  assert math.isnan(found.temperature)
+  assert found.source == data_folder.Source.TEXT
+  (found,), _ = make(_conversation())
+  assert math.isnan(found.temperature)
 
 
-def test_an_answer_that_is_rendered_anew_begins_another_dialogue(
-  make, tokenizer
-):
+def test_answer_that_is_rendered_anew_begins_another_dialogue(make, tokenizer):
   (first, second), ends = make(_conversation(), template=_FORGETFUL)
   assert _texts(tokenizer, first) == (
     'user: One?\nassistant: 1 = two<|end|>',
@@ -123,15 +129,6 @@ def test_an_answer_that_is_rendered_anew_begins_another_dialogue(
   )
   assert first.turn == second.turn
   assert ends == {'kept, with its end': 2}
-
-
-def test_a_template_without_an_end_gets_the_tokenizers(make, tokenizer):
-  template = _TEMPLATE.replace('eos_token', "''")
-  found, _ = make(_conversation(), template=template)
-  assert [_texts(tokenizer, x)[1] for x in found] == [
-    ['1 = two<|end|>'],
-    ['four<|end|>'],
-  ]
 
 
 @pytest.mark.parametrize(
@@ -148,50 +145,37 @@ def test_a_template_without_an_end_gets_the_tokenizers(make, tokenizer):
 )
 def test_whether_an_answer_has_its_end(make, tokenizer, what, ended):
   messages = (('user', 'One?'), ('assistant', 'four'))
-  (found,), ends = make(_conversation(*messages, **what))
-  _, (answer,) = _texts(tokenizer, found)
-  assert answer == ('four<|end|>' if ended else 'four')
-  assert ends == {'kept, with its end' if ended else 'kept, without its end': 1}
+  # A template without an end gets the tokenizer's.
+  for template in (_TEMPLATE, _TEMPLATE.replace('eos_token', "''")):
+    (found,), ends = make(_conversation(*messages, **what), template=template)
+    _, (answer,) = _texts(tokenizer, found)
+    assert answer == ('four<|end|>' if ended else 'four')
+    end = 'kept, with its end' if ended else 'kept, without its end'
+    assert ends == {end: 1}
 
 
-def test_an_answer_of_as_many_tokens_as_the_limit_has_no_end(make):
+def test_answer_of_as_many_tokens_as_the_limit_has_no_end(make):
   messages = (('user', 'One?'), ('assistant', 'four'))
   answer = _conversation(*messages, num_tokens=5)
-  (found,), _ = make(answer, max_answer_tokens=5)
-  assert data_folder.num_answer_tokens([found]) == 4
-  (found,), _ = make(answer, max_answer_tokens=6)
-  assert data_folder.num_answer_tokens([found]) == 5
+  for limit, size in ((5, 4), (6, 5)):
+    (found,), _ = make(answer, max_answer_tokens=limit)
+    assert data_folder.num_answer_tokens([found]) == size
 
 
-def test_texts_of_others_are_never_greedy(make):
-  (found,), _ = make(_conversation(temperature=0.0), by_target=False)
-  assert math.isnan(found.temperature)
-  assert found.source == data_folder.Source.TEXT
-  (found,), _ = make(_conversation())
-  assert math.isnan(found.temperature)
+_BROKEN = 'control tokens or broken characters'
 
 
 @pytest.mark.parametrize(
   ('turn', 'answer', 'settings', 'why'),
   [
     ('Who is excluded?', 'four', {}, 'turn excluded'),
-    (
-      'a<|end|>',
-      'four',
-      {},
-      'turn with control tokens or broken characters',
-    ),
-    (
-      'Three?',
-      'f<|end|>',
-      {},
-      'answer with control tokens or broken characters',
-    ),
+    ('a<|end|>', 'four', {}, f'turn with {_BROKEN}'),
+    ('Three?', 'f<|end|>', {}, f'answer with {_BROKEN}'),
     ('b' * 90, 'four', {}, 'turn too long'),
     ('é' * 5 + 'a', 'four', {'min_ascii_share': 0.5}, 'turn of another script'),
   ],
 )
-def test_a_turn_that_is_unfit_ends_a_conversation(
+def test_turn_that_is_unfit_ends_a_conversation(
   make, tokenizer, turn, answer, settings, why
 ):
   late = (*_MESSAGES[:2], ('user', turn), ('assistant', answer))
@@ -219,7 +203,7 @@ def test_limits_of_tokens_and_turns(make, tokenizer):
   assert ends == {'kept, cut at the limit': 1, 'kept, with its end': 1}
 
 
-def test_a_looping_answer_of_the_target_is_cut(make):
+def test_looping_answer_of_the_target_is_cut(make):
   looping = (('user', 'Go'), ('assistant', 'abcdefgh' * 8), *_MESSAGES[2:])
   settings = {'max_answer_tokens': 90, 'max_prompt_tokens': 200}
   (found,), ends = make(_conversation(*looping), **settings)
@@ -229,31 +213,21 @@ def test_a_looping_answer_of_the_target_is_cut(make):
   assert data_folder.num_answer_tokens([found]) == 65 + 5
 
 
-def test_a_first_turn_is_taken_once(make):
+def test_what_is_dropped_or_refused_is_named(make):
   again = _conversation(('user', 'one'), ('assistant', 'x'))
   found, ends = make(_conversation(), again)
   assert len(found) == 1
   assert ends['dropped, turn known'] == 1
   known = {filters.digest('One?')}
-  found, ends = make(_conversation(), known=known)
-  assert (found, ends) == ([], {'dropped, turn known': 1})
-
-
-def test_a_conversation_without_an_answer_is_counted(make):
-  assert make(_conversation(('user', 'One?'))) == (
-    [],
-    {'dropped, no answer': 1},
-  )
-
-
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(make):
-  with pytest.raises(
-    ValueError, match=r'gives token \d+, but the model has 20'
-  ):
+  assert make(_conversation(), known=known) == ([], {'dropped, turn known': 1})
+  unanswered = _conversation(('user', 'One?'))
+  assert make(unanswered) == ([], {'dropped, no answer': 1})
+  message = r'gives token \d+, but the model has 20'
+  with pytest.raises(ValueError, match=message):
     make(_conversation(), vocab_size=20)
 
 
-def test_a_shard_keeps_several_answers(make):
+def test_shard_keeps_several_answers(make):
   made, _ = make(_conversation(), _conversation(('user', 'a'), _MESSAGES[1]))
   found = data_folder.decode(data_folder.encode(made))
   assert [x.answers for x in found] == [x.answers for x in made]
@@ -263,3 +237,110 @@ def test_a_shard_keeps_several_answers(make):
     assert (one.source, one.turn) == (other.source, other.turn)
     assert math.isnan(one.temperature)
   assert data_folder.decode(data_folder.encode([])) == []
+
+
+def test_template_is_what_a_chat_writes_around_a_turn(tokenizer):
+  tokenizer = dataclasses.replace(tokenizer, chat_template=_TEMPLATE)
+  found = chat.Template.of(tokenizer)
+  for turn in ('Why?', 'x'):
+    rendered = tokenizer.encode_chat([{'role': 'user', 'content': turn}])
+    assert [*found.before, *tokenizer.encode(turn), *found.after] == rendered
+    assert [*found.opened(tokenizer, turn), *found.after] == rendered
+
+
+def test_control_tokens_of_the_template_are_tokens(tokenizer):
+  template = 'u:{{ messages[0].content | trim }}<|end|>a: '
+  found = chat.Template.of(
+    dataclasses.replace(tokenizer, chat_template=template)
+  )
+  assert tokenizer.decode(found.before) == 'u:'
+  assert [*found.after] == [*tokenizer.eos_ids, *tokenizer.encode('a: ')]
+
+
+@pytest.mark.parametrize(
+  ('template', 'message'),
+  [
+    (
+      '{% for i in [1, 2] %}u:{{ messages[0].content }}\na:{% endfor %}',
+      "does not write a user's turn once",
+    ),
+    ('{{ messages[0].content }}a: ', 'with text before and after it'),
+    (None, 'no chat template'),
+  ],
+)
+def test_template_without_a_place_for_a_turn_is_refused(
+  tokenizer, template, message
+):
+  with pytest.raises(ValueError, match=message):
+    chat.Template.of(dataclasses.replace(tokenizer, chat_template=template))
+
+
+_LONG = (
+  'A farmer has seventeen sheep, and all but nine of them run away in the night'
+)
+
+
+@pytest.mark.parametrize(
+  ('one', 'other', 'is_same'),
+  [
+    ('What is the capital of France?', 'what is the capital of france', True),
+    ('What is it?', ' What is  IT?!\n', True),
+    ('the capital of France?', 'the capital of Spain?', False),
+    ('the capital of France?', '', False),
+    ('the capital of France?', '?', False),
+    # Texts without words.
+    ('1 + ?', '1 - 2', False),
+    ('🙂', '🙁', False),
+  ],
+)
+def test_words_tell_texts_apart(one, other, is_same):
+  assert (filters.digest(one) == filters.digest(other)) == is_same
+
+
+def test_repeated_share_by_hand():
+  # 1234 2341 3412 4123 1234 2341: two of six have occurred before.
+  tokens = [1, 2, 3, 4, 1, 2, 3, 4, 1]
+  assert filters.repeated_share(tokens) == pytest.approx(2 / 6)
+  assert filters.repeated_share([1, 2, 3]) == 0
+
+
+@pytest.mark.parametrize('period', [1, 2, 7, 30])
+def test_period_is_a_loop(period):
+  rng = np.random.default_rng(period)
+  start = rng.integers(1000, size=50).tolist()
+  assert not filters.loops(start)
+  looping = start + start[:period] * (120 // period)
+  assert filters.loops(looping)
+  assert filters.loop(start) is None
+  size = filters.loop(looping)
+  assert 50 < size <= len(looping) and size % 8 == 0
+  assert filters.loops(looping[:size]) and not filters.loops(
+    looping[: size - 8]
+  )
+
+
+def test_text_that_repeats_little_is_none():
+  rng = np.random.default_rng(0)
+  # A list in which every line begins with the same four words.
+  lines = rng.integers(1000, size=(9, 12))
+  lines[:, :4] = [1, 2, 3, 4]
+  assert not filters.loops(lines.ravel().tolist())
+  assert not filters.loops([5] * 20)  # too short to tell
+
+
+@pytest.mark.parametrize(
+  ('text', 'is_excluded'),
+  [
+    ('who am I', True),  # the same words
+    ('Who am I, and who are you?', False),  # contains a short excluded text
+    (_LONG.upper(), True),
+    (f'Please solve this. {_LONG}. How many are left?', True),
+    (' '.join(_LONG.split()[:13]), True),
+    (' '.join(_LONG.split()[:12]), False),
+    (' '.join(reversed(_LONG.split())), False),
+    ('', False),
+  ],
+)
+def test_text_of_the_test_set_is_excluded(text, is_excluded):
+  assert (text in filters.Exclusion(['Who am I?', _LONG])) == is_excluded
+  assert text not in filters.Exclusion([])

@@ -3,6 +3,7 @@
 import jax
 import ml_dtypes
 import numpy as np
+import pytest
 
 from experiments.training_data import data_folder
 from experiments.training_data import features
@@ -26,33 +27,41 @@ def _data(folder, sizes):
   return data_folder.Data(folder, {}, shards)
 
 
-def test_vectors_that_need_little_of_the_disk_are_kept(tmp_path):
-  data = _data(tmp_path, [100_000, 0, 200_000])
-  fits, message = features.fit([data], _TARGET)
-  # Vectors of 16 numbers of 2 bytes.
-  assert fits
-  assert 'will be kept next to the data: they need 0.0096 GB more' in message
-  _, message = features.fit([data, data], _TARGET, (0, 1, -1))
-  assert f'need {2 * 4 * 0.0096:.3g} GB more' in message
-
-
-def test_vectors_that_need_more_than_half_of_what_is_free_are_not(tmp_path):
-  data = _data(tmp_path, [10**14])
-  fits, message = features.fit([data], _TARGET)
-  assert not fits
-  assert 'will be computed in each step: they need 3.2e+06 GB more' in message
+@pytest.mark.parametrize(
+  ('sizes', 'fits', 'message'),
+  [
+    # Vectors of 16 numbers of 2 bytes.
+    (
+      [100_000, 0, 200_000],
+      True,
+      'will be kept next to the data: they need 0.0096 GB more',
+    ),
+    (
+      [10**14],
+      False,
+      'will be computed in each step: they need 3.2e+06 GB more',
+    ),
+  ],
+)
+def test_vectors_are_kept_if_the_disk_has_room(tmp_path, sizes, fits, message):
+  found = features.fit([_data(tmp_path, sizes)], _TARGET)
+  assert found[0] == fits
+  assert message in found[1]
   assert list(tmp_path.iterdir()) == []
 
 
-def test_vectors_that_are_there_need_nothing_more(tmp_path):
-  data = _data(tmp_path, [10**14, 50])
+def test_vectors_of_layers_and_folders_need_more_room(tmp_path):
+  data = _data(tmp_path, [100_000, 0, 200_000])
+  _, message = features.fit([data, data], _TARGET, (0, 1, -1))
+  assert f'need {2 * 4 * 0.0096:.3g} GB more' in message
+  # What is there needs nothing more.
   features.path(tmp_path, 0).touch()
-  fits, message = features.fit([data], _TARGET)
+  fits, message = features.fit([_data(tmp_path, [10**14, 50])], _TARGET)
   assert fits
   assert 'need 1.6e-06 GB more' in message
 
 
-def test_none_are_kept_in_a_bucket():
+def test_no_vectors_are_kept_in_a_bucket():
   fits, message = features.fit([_data('gs://bucket/data', [10])], _TARGET)
   assert not fits
   assert message.startswith('gs://bucket/data is in a bucket: the vectors')
