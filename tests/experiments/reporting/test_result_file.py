@@ -1,12 +1,14 @@
-"""Result files of the current schema, of older ones, and of neither."""
+"""Result files of any schema, and tables in terminals of any width."""
 
 import json
 import re
 
 import pytest
 
+from experiments.evaluation import results
 from experiments.reporting import result_file
 from experiments.reporting import rows as rows_lib
+from experiments.reporting import tables
 from tests.experiments import reports
 
 _RESULT = {
@@ -62,53 +64,62 @@ def test_results_of_other_settings_are_not_replaced(tmp_path):
     result_file.check_settings(path, ['greedy'])
 
 
+_AGAIN = 'evaluate again into another --out'
+_OTHER = 'schema 5 and other rows ('
+_NONE = 'schema 5 and no row over all prompts'
+
+
 @pytest.mark.parametrize(
-  ('change', 'why'),
+  ('content', 'why', 'remedy'),
   [
-    ({'rows': []}, 'no row over all prompts'),
-    ({'rows': None}, 'other rows ('),
-    ({'rows': ['a']}, 'other rows ('),
-    ({'rows': [{'method': 'ngram'}]}, 'other rows (Row.__init__() missing'),
+    (_RESULT | {'rows': []}, _NONE, _AGAIN),
+    (_RESULT | {'rows': None}, _OTHER, _AGAIN),
+    (_RESULT | {'rows': ['a']}, _OTHER, _AGAIN),
     (
-      _of_row(of_a_later_day=3),
-      "other rows (Row.__init__() got an unexpected keyword argument 'of_a",
+      _RESULT | {'rows': [{'method': 'ngram'}]},
+      f'{_OTHER}Row.__init__() missing',
+      _AGAIN,
     ),
-    (_of_row(category='a'), 'no row over all prompts'),
+    (
+      _RESULT | _of_row(of_a_later_day=3),
+      f"{_OTHER}Row.__init__() got an unexpected keyword argument 'of_a",
+      _AGAIN,
+    ),
+    (_RESULT | _of_row(category='a'), _NONE, _AGAIN),
+    *(
+      (
+        _RESULT | {'schema': schema},
+        f'schema {schema}, but this version reads schema 5',
+        'make it again',
+      )
+      for schema in (6, 4, True, None)
+    ),
   ],
 )
-def test_what_cannot_be_made_up_is_refused(tmp_path, change, why):
-  path = _write(tmp_path, _RESULT | change)
-  expected = f'{path} has schema 5 and {why}'
-  with pytest.raises(ValueError, match=re.escape(expected)) as error:
+def test_other_results_are_refused(tmp_path, content, why, remedy):
+  path = _write(tmp_path, content)
+  with pytest.raises(ValueError) as error:
     result_file.read(path)
-  assert 'evaluate again into another --out' in str(error.value)
+  assert str(error.value).startswith(f'{path} has {why}')
+  assert remedy in str(error.value)
 
 
 @pytest.mark.parametrize(
   ('text', 'why'),
   [
-    *(
-      (
-        json.dumps(_RESULT | {'schema': schema}),
-        f'schema {schema}, but this version reads schema 5: make it again',
-      )
-      for schema in (6, 4, True, None)
-    ),
-    (json.dumps([_RESULT]), 'cannot be read .it holds no JSON object.'),
-    ('{"rows": [', 'cannot be read .*: move it away'),
-    ('\udcff', 'cannot be read .*: move it away'),
+    ('[{}]', 'it holds no JSON object'),
+    ('{"rows": [', '.*: move it away'),
+    ('\udcff', '.*: move it away'),
+    (None, 'No such'),
   ],
 )
-def test_other_files_are_refused_by_name(tmp_path, text, why):
+def test_file_that_holds_no_result_is_refused_by_name(tmp_path, text, why):
   path = tmp_path / 'result.json'
-  path.write_bytes(text.encode(errors='surrogateescape'))
-  with pytest.raises(ValueError, match=f'^{re.escape(str(path))} .*{why}'):
+  if text is not None:
+    path.write_bytes(text.encode(errors='surrogateescape'))
+  message = rf'^{re.escape(str(path))} cannot be read .{why}'
+  with pytest.raises(ValueError, match=message):
     result_file.read(path)
-
-
-def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
-  with pytest.raises(ValueError, match=r'none\.json cannot be read \(No such'):
-    result_file.read(tmp_path / 'none.json')
 
 
 def test_of_other_commands_the_number_alone_is_checked(tmp_path):
@@ -119,3 +130,63 @@ def test_of_other_commands_the_number_alone_is_checked(tmp_path):
   path.write_text('{"schema": 9}')
   with pytest.raises(ValueError, match=r'benchmark\.json has schema 9'):
     result_file.read(path)
+
+
+# rich would read these as a closing tag, a colour, an emoji and a link.
+_NAMES = ('a[/b]', '[red]x', ':bug:', '[link=x]y', 'long name ' * 9 + 'end')
+_HEADINGS = (
+  *('method', 'K', 'tokens per round', 'speedup', '95% interval'),
+  *(f'c{i}' for i in range(9)),
+)
+
+
+def _print(*shown):
+  console = tables.console()
+  for one in shown:
+    console.print(one)
+
+
+def _table():
+  columns = range(1, len(_HEADINGS))
+  return tables.Table(
+    _HEADINGS,
+    [[name, *(f'{i}x{j}' for j in columns)] for i, name in enumerate(_NAMES)],
+  )
+
+
+@pytest.mark.parametrize('width', [30, 80, 100, 300])
+def test_nothing_is_cut_at_any_width(width, in_terminal):
+  text = in_terminal(width, _print, _table())
+  assert max(map(len, text.splitlines())) <= width
+  words = text.split()
+  for i in range(len(_NAMES)):
+    for j in range(1, len(_HEADINGS)):
+      assert words.count(f'{i}x{j}') == 1
+  for heading in _HEADINGS:
+    assert set(heading.split()) <= set(words)
+  for name in _NAMES[:-1]:
+    assert name in text
+  # A name that is folded keeps its end.
+  assert 'end' in words
+
+
+def test_a_part_repeats_the_names(in_terminal):
+  parts = in_terminal(50, _print, _table()).split('method')[1:]
+  assert len(parts) > 1
+  for part in parts:
+    assert all(name in part for name in _NAMES[:-1])
+  (whole,) = in_terminal(300, _print, _table()).split('method')[1:]
+  assert _NAMES[-1] in whole
+
+
+def test_lines_about_methods_have_their_names(in_terminal):
+  found = {
+    'a[/b]': rows_lib.Mismatches(0, 0),
+    '[red]x': rows_lib.Mismatches(1, 0),
+    ':bug:': rows_lib.Mismatches(0, 1),
+    '[x]': rows_lib.Mismatches(1, 0, 1),
+  }
+  lines = results.mismatch_lines(found)
+  text = in_terminal(100, _print, *lines, 'a str [/b] [red] :bug:')
+  for name in (*found, 'a str [/b] [red] :bug:'):
+    assert name in text
