@@ -349,12 +349,29 @@ def test_nothing_is_rejected_past_the_end(decoded):
   assert row[-1].next is None
 
 
-# Node, parent, text, probabilities (draft, confidence, target, keep), fate.
 _ROUND = rounds.Round(
   number=7,
   candidates=(
-    rounds.Candidate(1, 0, ' the', 0.9, 0.7, 0.8, 8 / 9, rounds.KEPT),
-    rounds.Candidate(2, 1, ' cat\n', None, 0.8, 1e-5, 0.375, rounds.REJECTED),
+    rounds.Candidate(
+      node=1,
+      parent=0,
+      text=' the',
+      draft_prob=0.9,
+      confidence=0.7,
+      target_prob=0.8,
+      keep_prob=8 / 9,
+      fate=rounds.KEPT,
+    ),
+    rounds.Candidate(
+      node=2,
+      parent=1,
+      text=' cat\n',
+      draft_prob=None,
+      confidence=0.8,
+      target_prob=1e-5,
+      keep_prob=0.375,
+      fate=rounds.REJECTED,
+    ),
   ),
   next=rounds.Next(
     text=' dog', origin='correction', prob=0.25, source='the residual after 1'

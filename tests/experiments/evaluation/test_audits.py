@@ -139,9 +139,7 @@ def test_bound_is_that_of_the_formula(params, penalty):
   assert audit.float32.margin == pytest.approx(margin, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-  'kind', ['bias', 'presence', 'frequency', 'repetition']
-)
+@pytest.mark.parametrize('by', ['bias', 'presence', 'frequency', 'repetition'])
 def test_what_penalties_and_biases_leave_is_tied(params, by):
   exact = _exact(params)
   logits, _ = _logits(params)
