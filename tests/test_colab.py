@@ -62,6 +62,7 @@ def _displayed(outputs, kind):
   ]
 
 
+@pytest.mark.slow
 def test_quickstart(run, smollm2, tmp_path, monkeypatch):
   # As if `auto` had been here before, on a machine where nothing pays: timing
   # takes most of a minute, and decoding of another kind is compiled anew.
@@ -169,6 +170,7 @@ def _install(name):
   return cell.source
 
 
+@pytest.mark.slow
 def test_fresh_runtime_finds_what_it_installed(tmp_path):
   (tmp_path / 'install.py').write_text(_install('quickstart'), 'utf-8')
   programs = tmp_path / 'bin'

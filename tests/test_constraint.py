@@ -113,6 +113,7 @@ def test_refuses(constraint, error, message):
     sampling_lib.per_row(Sampling(constraint=constraint), 2, 3)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_document_writes_what_its_grammar_allows():
   tokens = '[],0123456789$'
   backend = tokenizers.Tokenizer(
@@ -165,6 +166,7 @@ def _assert_follows(tokens, start):
     state = (2 * state + token) % 3
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_plain_sampling_and_all_allowed():
   prompts, lengths = specsample.pad_prompts(_PROMPTS)
   run = {
@@ -181,6 +183,7 @@ def test_tokens_are_those_of_plain_sampling_and_all_allowed():
     _assert_follows(tokens, start)
 
 
+@pytest.mark.slow
 def test_a_refilled_row_begins_at_its_own_start():
   run = {
     'model': _MODEL,
@@ -254,6 +257,7 @@ _TREE = drafters.Tree(
 _NGRAM = drafters.Ngram(num_draft_tokens=3, min_ngram=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('drafter', 'rule', 'temperature'),
   [

@@ -206,6 +206,7 @@ def parsed():
   return parse
 
 
+@pytest.mark.slow(but=('CHANGELOG.md',))
 @pytest.mark.parametrize('path', _WITH_COMMANDS, ids=lambda path: path.name)
 def test_flags_and_settings_of_commands_are_known(path, parsed, capsys):
   for words in _commands(_text(path)):

@@ -43,6 +43,15 @@ for _case in cases_lib.standard_cases(drafter_rounds=2):
   _BY_SHAPE[_shape].append(_case)
 
 
+@pytest.mark.slow(
+  but=(
+    'chain-V=2-K=2',
+    'chain-V=3-K=2',
+    'block-V=2-K=2',
+    'block-V=3-K=2',
+    'coupled-V=2-K=2',
+  )
+)
 @pytest.mark.parametrize('shape', _BY_SHAPE)
 @pytest.mark.parametrize('name', sampled_cases.VERIFIERS)
 def test_every_sequence_has_the_targets_probability(name, shape):
@@ -69,6 +78,7 @@ def _second_calls():
   return [list(second_call.cases_of(drafter))[1] for drafter in both]
 
 
+@pytest.mark.slow(but=('chain',))
 @pytest.mark.parametrize('name', sampled_cases.VERIFIERS)
 def test_whatever_the_first_call_wrote_the_second_has_the_policys_law(name):
   verifier = sampled_cases.VERIFIERS[name]
@@ -217,6 +227,7 @@ def test_every_policy_cuts_some_drafts_and_not_others():
     assert is_of_a_number or num_kept.min() < num_kept.max(), case.name
 
 
+@pytest.mark.slow
 def test_drafts_are_remembered_after_some_strings_and_not_after_others():
   of_chains = [case for cases in _BY_SHAPE.values() for case in cases]
   remembering = [case for case in of_chains if 'Suffix' in case.name]

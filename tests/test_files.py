@@ -59,6 +59,7 @@ def folder(tmp_path_factory, smollm2):
   return folder
 
 
+@pytest.mark.slow
 def test_a_folder_in_a_bucket_is_loaded(folder, served, tmp_path):
   shutil.copytree(folder, tmp_path / 'bucket' / 'model')
   expected = specsample.load(folder)

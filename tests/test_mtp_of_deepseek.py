@@ -131,6 +131,7 @@ def _expected(network, own, hidden, text, length):
   return torch.stack(found).numpy()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_drafts_are_those_of_transformers(folder, network, own):
   target = specsample.load(folder)

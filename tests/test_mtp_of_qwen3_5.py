@@ -159,6 +159,7 @@ def _expected(network, own, layer, text, length):
   return torch.stack(found).numpy()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize('form', _FORMS)
 def test_drafts_are_those_of_the_published_equations(tmp_path, form):

@@ -28,13 +28,9 @@ def test_every_file_is_of_a_group():
   )
 
 
+@pytest.mark.slow(only=('models',))
 @pytest.mark.parametrize('group', _GROUPS)
 def test_passes_on_8_devices(group, request):
   files = [_FOLDER / f'check_{name}.py' for name in _GROUPS[group]]
   flags = os.environ.get('XLA_FLAGS', '')
-  processes.check(
-    files,
-    flags,
-    processes.EIGHT_DEVICES,
-    everything=request.config.getoption('--all'),
-  )
+  processes.check(files, flags, processes.EIGHT_DEVICES, config=request.config)

@@ -71,6 +71,7 @@ def wheel(tmp_path_factory) -> pathlib.Path:
   return built
 
 
+@pytest.mark.slow
 def test_wheel_holds_the_library_and_nothing_else(wheel):
   names = set(zipfile.ZipFile(wheel).namelist())
   assert {'specsample/__init__.py', 'specsample/py.typed'} <= names
@@ -114,6 +115,7 @@ print(specsample.load_drafter('tiny-llama/medusa', loaded))
 """
 
 
+@pytest.mark.slow
 def test_wheel_works_without_the_extras(wheel, tmp_path):
   pip = (sys.executable, '-m', 'pip', '--disable-pip-version-check', 'install')
   _run(*pip, '--no-deps', '--no-index', '--target', tmp_path, wheel)

@@ -17,6 +17,16 @@ from specsample.testing import enumerate as enumerate_lib
 from tests import samplers
 
 
+@pytest.mark.slow(
+  but=(
+    'rejected drafts left in a recurrent state',
+    'residual = p instead of (p - q)+',
+    'a draft that the target never emits accepted at u = 0',
+    'the bonus token drawn after a rejection',
+    'a constraint that does not follow the draft tokens',
+    'siblings without replacement verified as independent ones',
+  )
+)
 @pytest.mark.nightly(
   only=(
     'a recurrent state that always keeps the pending token',

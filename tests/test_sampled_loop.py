@@ -38,6 +38,7 @@ def _measure(name):
   return sampled.measure(_DRAWS[name], num_rows=num_rows, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(
   but=(
     'NoDraft + chain, mixed batch',

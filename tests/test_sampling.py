@@ -217,6 +217,7 @@ def test_refuses(settings, value):
 
 # Drawn in one step; in two, with blocks that are padded, padded in each half,
 # and whole.
+@pytest.mark.slow
 @pytest.mark.parametrize('vocab', [4, 1000, 514, 1536])
 @pytest.mark.parametrize('draw', [sampling.draw, sampling.draw_coupled])
 def test_draw_follows_the_distribution(draw, vocab):
@@ -246,6 +247,7 @@ def _from_words(key, bit_width, shape):
 
 
 # Every value that either word of the noise can take.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'word, share', [('high', 0.5), ('high', 1e-2), ('low', 1e-9), ('low', 1e-11)]
 )
@@ -284,6 +286,7 @@ def test_each_token_has_its_share_of_the_noise(word, share):
 
 # SmolLM2, in 256 blocks; GPT-2, in padded ones; a fine-tuned Llama 2, in padded
 # ones of each half; Gemma.
+@pytest.mark.slow
 @pytest.mark.parametrize('vocab', [49_152, 50_257, 32_002, 262_144])
 def test_blocks_lose_and_move_no_token(vocab):
   # The ends of the vocabulary and of its halves, and places between.
@@ -297,6 +300,7 @@ def test_blocks_lose_and_move_no_token(vocab):
   np.testing.assert_array_equal(drawn, tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('vocab', [3, 300])
 def test_draw_of_one_hot_is_certain(vocab):
   probs = jax.nn.one_hot(vocab - 2, vocab)

@@ -14,12 +14,12 @@ _EVALUATE = 'tests/experiments/test_evaluate.py'
 _MESHES = 'tests/on_8_devices/check_generate.py'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name', sorted(path.stem for path in _FOLDER.glob('check_*.py'))
 )
 def test_passes(name, request):
-  everything = request.config.getoption('--all')
-  processes.check([_FOLDER / f'{name}.py'], everything=everything)
+  processes.check([_FOLDER / f'{name}.py'], config=request.config)
 
 
 @pytest.mark.nightly

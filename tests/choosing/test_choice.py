@@ -225,6 +225,7 @@ _REASONS = {
 }
 
 
+@pytest.mark.slow(but=('a trained drafter that promises enough',))
 @pytest.mark.parametrize('case', _REASONS)
 def test_reason_says_what_was_chosen_and_what_it_promises(here, case):
   times, shipped, named, reason = _REASONS[case]
@@ -275,6 +276,7 @@ def test_drafters_that_cannot_promise_more_are_not_timed(here):
   assert 'with good, which promises 1.97x' in choice.reason
 
 
+@pytest.mark.slow
 def test_tree_is_drafted_where_it_promises_more_than_all_else(here):
   here.take(_FLAT, 0.05)
   ship = functools.partial(
@@ -332,6 +334,7 @@ def test_trees_whose_whole_rounds_take_too_long_make_way_for_chains(here):
   _is_greedy(choice)
 
 
+@pytest.mark.slow
 def test_drafts_beyond_the_timed_passes_are_left_out(here):
   here.take(_FLAT, 0.05)
   measured = {

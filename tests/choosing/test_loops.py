@@ -25,6 +25,7 @@ class _Unreadable:
   init_cache = apply = None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('drafter', 'verify', 'num_products'),
   [
@@ -94,6 +95,7 @@ def test_a_draft_of_a_width_is_read_in_a_pass_over_it(drafter):
     assert found.tokens.shape == draft.tokens.shape
 
 
+@pytest.mark.slow
 def test_the_widest_row_decides_how_wide_a_round_is():
   repeats, others = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5, 6, 7, 8, 9]
   drafter = drafters.Ngram(num_draft_tokens=3)
@@ -142,6 +144,7 @@ class _Watched(testing.HashModel):
     return super().read(params, tokens, *args, **kwargs)
 
 
+@pytest.mark.slow
 def test_rounds_read_as_many_nodes_as_they_are_timed_for():
   drafter = drafters.Tree(
     drafter=drafters.Chain(

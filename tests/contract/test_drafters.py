@@ -66,6 +66,7 @@ def test_draft_is_of_its_kind(name):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(
   only=('Tree of *', 'MTP', 'EAGLE', 'P-EAGLE', 'Hydra', 'DSpark*', 'Assistant')
 )
@@ -77,6 +78,12 @@ def test_greedy_tokens_are_the_targets_own(name):
   )
 
 
+@pytest.mark.slow(
+  but=(
+    'EAGLE-3',
+    'Ngram',
+  )
+)
 @pytest.mark.nightly(
   but=(
     'Chain',
@@ -112,6 +119,7 @@ _BESIDE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(
   but=(
     *('always-Chain', 'always-Hydra++', 'always-MTP of 2', 'always-DFlash'),
@@ -158,6 +166,7 @@ class _KeepsGuesses(drafters.Eagle):
     return super().propose(params, draw, warp, tokens, length, state)
 
 
+@pytest.mark.slow
 def test_cache_of_guesses_is_noticed():
   one = subjects.of_kind('EAGLE')
   faulty = _KeepsGuesses(
@@ -312,6 +321,7 @@ _REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', _REFUSED)
 @_each_kind
 def test_bad_settings_and_parameters_are_refused(name, case):

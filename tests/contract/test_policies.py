@@ -117,6 +117,7 @@ def _play(name, rounds=6):
     states = decision.update((policy,), states, drafted, kept, over)
 
 
+@pytest.mark.slow
 @_each
 def test_drafts_stay_within_what_is_asked_for_and_with_their_parents(name):
   has_cut = False
@@ -131,6 +132,7 @@ def test_drafts_stay_within_what_is_asked_for_and_with_their_parents(name):
   assert has_cut
 
 
+@pytest.mark.slow(but=('EarlyStopping of a batch',))
 @_each
 def test_state_has_rows_first_and_one_shape(name):
   shapes = lambda states: jax.tree.map(lambda x: (x.shape, x.dtype), states)
@@ -140,6 +142,7 @@ def test_state_has_rows_first_and_one_shape(name):
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(played[-1]))
 
 
+@pytest.mark.slow
 @_each
 def test_row_decides_alone_or_with_all_rows_that_are_not_done(name):
   if name in _OF_BATCHES:
@@ -195,6 +198,7 @@ class _Careless(policies.TokenProbability):
   reads_token = False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name', [name for name in _EACH if name not in _OF_POINT_MASSES]
 )
@@ -215,6 +219,7 @@ _CHAIN = drafters.Chain(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=('Budget', 'SVIP', 'Confidence', 'Fastest'))
 @_each
 def test_greedy_tokens_are_the_targets_own(name):
@@ -317,6 +322,7 @@ def test_setting_out_of_range_is_refused(policy, settings, message):
     dataclasses.replace(good, **settings)
 
 
+@pytest.mark.slow
 def test_costs_and_ladder_that_do_not_fit_the_draft_are_refused():
   with pytest.raises(ValueError, match=r'costs has 5 numbers, .* give 6'):
     _EACH['Fastest'].init(5)

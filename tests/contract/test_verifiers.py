@@ -169,6 +169,7 @@ def test_a_law_is_a_distribution(name, kind):
     assert (found.stop[:, 1:][is_padding] == 0).all()
 
 
+@pytest.mark.slow(but=('chain-DraftKind.POINT_MASS',))
 @pytest.mark.parametrize(('name', 'kind'), _WITH_A_LAW)
 def test_without_drafts_the_law_is_the_targets_own(name, kind):
   rule = _RULES[name][0]
@@ -232,6 +233,7 @@ def test_draws_follow_the_law(name, kind):
   assert result.detectable < (0.05 if rule.takes_trees else 0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', [DraftKind.POINT_MASS, DraftKind.SAMPLED])
 @pytest.mark.parametrize('name', ['chain', 'block', 'coupled', 'Synthetic'])
 def test_a_token_of_probability_zero_is_never_drawn(name, kind):
@@ -269,6 +271,7 @@ def _paths(law_of, row, target):
   return {key: share for key, share in found.items() if -1 not in key}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'kind'),
   [(x, kind) for x, kind in _WITH_A_LAW if x in sampled_cases.TREE_VERIFIERS],
@@ -295,6 +298,7 @@ def _softmax(logits):
   return probs / probs.sum(-1, keepdims=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('noise', [3.0, 0.0])
 @pytest.mark.parametrize(
   ('name', 'kind'),

@@ -52,6 +52,7 @@ def _start(drafter, params=None, rule=verify.chain):
   )
 
 
+@pytest.mark.slow
 def test_the_target_reads_no_more_than_what_was_drafted():
   """A tree pruned to two nodes is three inputs, as counted at run time."""
   pruned = functools.partial(_adaptive, policies.TopNodes(2), drafter=_TREE)
@@ -100,6 +101,7 @@ def test_narrower_pass_is_compiled_where_it_pays(drafter, policy, expected):
   assert _adaptive(policy, drafter=drafter).widths == expected
 
 
+@pytest.mark.slow
 def test_rows_begin_with_what_policies_learned():
   fastest = policies.Fastest(costs=_COSTS, strength=0.5, prior=0.1)
   drafter = _adaptive(fastest)
@@ -128,6 +130,7 @@ def test_rows_begin_with_what_policies_learned():
     after(_params() | {'policies': ()}, 0)
 
 
+@pytest.mark.slow
 def test_more_than_k_is_clamped_and_said_once(caplog):
   with caplog.at_level(logging.WARNING):
     drafter = _adaptive(policies.Fixed(77))
@@ -140,6 +143,7 @@ def test_more_than_k_is_clamped_and_said_once(caplog):
   assert draft.tokens.shape == (3, _K) and np.all(draft.tokens >= 0)
 
 
+@pytest.mark.slow
 def test_target_of_one_width_decodes_the_same_tokens():
   # One token is drafted in some rounds, and none in others.
   sometimes = policies.AdaEDL(threshold=0.5, scale=0.3)
@@ -165,6 +169,7 @@ def test_target_of_one_width_decodes_the_same_tokens():
   np.testing.assert_allclose(whole.log_probs, several.log_probs, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_row_that_is_done_asks_for_no_drafts():
   drafter = _adaptive(policies.TokenProbability(0.0))
   state = _start(drafter)

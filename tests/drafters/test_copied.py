@@ -36,6 +36,7 @@ def _brute_force(sequence, num_draft_tokens, max_ngram, min_ngram):
   return [-1] * num_draft_tokens
 
 
+@pytest.mark.slow(but=('0-1',))
 @pytest.mark.parametrize('min_ngram', [1, 2])
 @pytest.mark.parametrize('seed', range(20))
 def test_ngram_equals_a_search_by_hand(seed, min_ngram):
@@ -118,6 +119,7 @@ def _widths_of_a_round(state, rule=verify.chain, drafter=_GIVEN):
   return state, list(_widths_read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('drafter', 'rule'),
   [

@@ -38,6 +38,7 @@ def _features(params, tokens):
   return rounds.read(params, jnp.asarray(tokens), (0, 2)).features
 
 
+@pytest.mark.slow
 def test_sixteen_tokens_of_all_are_drafted_at_once():
   drafter = drafters.DSpark(
     model=_TARGET, num_draft_tokens=16, feature_layers=(-1,), rank=3
@@ -53,6 +54,7 @@ def test_sixteen_tokens_of_all_are_drafted_at_once():
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'drafter', [_DFLASH, _DSPARK], ids=['dflash', 'dspark']
 )
@@ -158,6 +160,7 @@ def test_windows_of_the_target_are_not_those_of_its_drafter():
   assert dataclasses.replace(_DFLASH, model=sliding).shape.window(0) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'drafter', [_DFLASH, _DSPARK, _DFLASH2], ids=['dflash', 'dspark', 'dflash2']
 )
@@ -186,6 +189,7 @@ def test_blocks_of_training_are_those_of_decoding(drafter):
       np.testing.assert_allclose(draft.probs[0], expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_state_of_an_rnn_is_that_of_a_nodes_path():
   drafter = dataclasses.replace(_DSPARK, num_draft_tokens=4, head='rnn')
   params = rounds.params(drafter, 1.0)

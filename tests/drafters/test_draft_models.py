@@ -71,6 +71,7 @@ def _of_two_layers(layers, more):
   return chain, {'drafter': own}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('drafter', ['Skip', 'DraftModel'])
 def test_drafts_are_those_of_a_model_of_the_kept_layers(drafter):
   layers = rounds.target_params()['layers']
@@ -91,6 +92,7 @@ def test_drafts_are_those_of_a_model_of_the_kept_layers(drafter):
   np.testing.assert_allclose(draft.probs, expected.probs, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_draft_vocabulary_has_all_of_the_probability():
   params = rounds.params(_CUT)
   draft, _ = rounds.propose(_CUT, params, rounds.TEXTS)
@@ -113,6 +115,7 @@ def test_draft_vocabulary_has_all_of_the_probability():
   np.testing.assert_allclose(draft.probs, weights, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_sees_what_drafting_sees():
   params, text = (
     rounds.params(_CUT),
@@ -182,6 +185,7 @@ def test_all_nodes_of_a_level_of_pard_have_the_same_children():
     assert tokens.tolist() == [*first, *second, *second]
 
 
+@pytest.mark.slow
 def test_buffer_shorter_than_a_pass_of_pard_is_enough():
   model = testing.tiny_llama(vocab_size=rounds.V, num_layers=1, dim=24)
   testing.assert_greedy_equal(

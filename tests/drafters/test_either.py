@@ -86,6 +86,7 @@ def _kept(before, after):
   return np.where(of_round.any(axis=1), of_round.argmax(axis=1), -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('is_tree', [False, True])
 def test_greedy_output_is_the_targets_own(is_tree):
   drafter, rule = _EITHER, verify.chain
@@ -125,6 +126,7 @@ class _Counting(type(_TARGET)):
     return super().apply(*args, **kwargs)
 
 
+@pytest.mark.slow
 def test_where_all_rows_remember_the_trained_drafter_does_not_run():
   fields = dataclasses.fields(_TARGET)
   model = _Counting(**{x.name: getattr(_TARGET, x.name) for x in fields})
@@ -143,6 +145,7 @@ def test_where_all_rows_remember_the_trained_drafter_does_not_run():
   assert ran == {(True, False), (False, True)}
 
 
+@pytest.mark.slow
 def test_nothing_is_learned_of_the_other_drafter():
   policy = policies.Fastest(costs=(1.0, 1.1, 1.2), patience=1)
   trained = drafters.Adaptive(drafter=_CHAIN, policies=(policy,), widths=(0, 1))
@@ -174,6 +177,7 @@ def test_nothing_is_learned_of_the_other_drafter():
   assert min(num_seen.values()) > 3
 
 
+@pytest.mark.slow
 def test_of_drafts_that_another_filter_cut_nothing_is_learned():
   fastest = policies.Fastest(costs=(1.0, 1.1, 1.2), patience=1)
   cut = (fastest, policies.Fixed(0), policies.TokenProbability(1.0))
@@ -198,6 +202,7 @@ def test_both_drafters_logits_are_computed_if_one_reads_them():
   assert not _EITHER.reads_logits
 
 
+@pytest.mark.slow
 def test_drawn_and_remembered_tokens_have_one_kind():
   drafter = dataclasses.replace(_EITHER, prior_kept=0.3)
   start = _start(drafter, _params(), temperature=1.0)
@@ -220,6 +225,7 @@ def test_drawn_and_remembered_tokens_have_one_kind():
   assert np.all(tokens[1:, 2:] == -1) and not probs[1:, 2:].any()
 
 
+@pytest.mark.slow
 def test_of_two_point_masses_the_draft_is_one():
   model = testing.HashModel(vocab_size=_V)
   drafter = drafters.Either(

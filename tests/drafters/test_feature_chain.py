@@ -44,6 +44,7 @@ def _with_window(drafter, window):
   return dataclasses.replace(drafter, model=model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'window'), [('eagle', 3), ('eagle3', None), ('mtp of 4', 3)]
 )
@@ -98,6 +99,7 @@ def _with_whole_caches(drafter):
   return Whole(**{field.name: getattr(drafter, field.name) for field in fields})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', _OF_RINGS)
 def test_rings_draft_as_whole_caches_do(case):
   name, wrap, sizes = _OF_RINGS[case]

@@ -21,6 +21,7 @@ _PLUS = drafters.Hydra(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'drafter', [_MEDUSA, _HYDRA, _PLUS], ids=['medusa', 'hydra', 'hydra++']
 )

@@ -65,6 +65,7 @@ _OF_SPARSE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=('draft model',))
 @pytest.mark.parametrize('name', _OF_SPARSE)
 def test_target_of_latent_vectors_and_experts_has_drafts(name):

@@ -78,6 +78,7 @@ def _corrected(state, row):
   return np.flatnonzero(is_correction).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=('chain', 'tree'))
 @pytest.mark.parametrize('case', _CASES)
 def test_positions_are_those_of_corrections(case):
@@ -92,6 +93,7 @@ def test_positions_are_those_of_corrections(case):
   assert (total == 0) == (case == 'none')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', ['chain', 'tree', 'features'])
 def test_outputs_are_the_targets_own(case):
   state = _decoded(case)
@@ -109,6 +111,7 @@ def test_outputs_are_the_targets_own(case):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', ['chain', 'tree', 'none'])
 def test_all_positions_are_those_of_emitted_tokens(case):
   state = _decoded(case, rejected_only=False)
@@ -117,6 +120,7 @@ def test_all_positions_are_those_of_emitted_tokens(case):
     assert _positions(state, row) == expected
 
 
+@pytest.mark.slow
 def test_drafts_are_those_of_the_drafter():
   for case in ('chain', 'tree'):
     inner, rule = _CASES[case]
@@ -140,6 +144,7 @@ def test_nothing_is_left_to_learn_of_an_emptied_record():
   np.testing.assert_array_equal(after.outputs, before.outputs)
 
 
+@pytest.mark.slow
 def test_outputs_that_are_no_number_are_not_learned():
   drafter = drafters.Recording(
     drafter=_CHAIN, model=_MODEL, rejected_only=False

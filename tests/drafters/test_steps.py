@@ -157,6 +157,7 @@ def test_steps_without_a_first_cannot_be_made():
     Without()
 
 
+@pytest.mark.slow
 def test_draft_ends_where_nothing_is_offered():
   tokens, length = jnp.asarray([[6, 9], [11, 9], [-1, 9]]), jnp.full(3, 2)
   propose = lambda drafter: drafter.propose(

@@ -63,6 +63,7 @@ def test_rows_own_text_goes_on():
   assert np.all(draft.signals.confidence[1:] == 0)
 
 
+@pytest.mark.slow
 def test_below_min_kept_nothing_is_drafted():
   params = _of(_store([3, 8, 1]))
   expected = _expected(_proposed([_ROW], params)[0])[0]
@@ -74,6 +75,7 @@ def test_below_min_kept_nothing_is_drafted():
     assert draft.tokens[1].tolist() == [-1] * _K
 
 
+@pytest.mark.slow
 def test_with_costs_the_batch_drafts_what_pays_for_all_of_it():
   expected = float(_expected(_proposed([_ROW], {})[0])[0])
 
@@ -165,6 +167,7 @@ def test_row_that_is_done_learns_and_forgets_nothing():
   assert same(1) == [False, False]
 
 
+@pytest.mark.slow
 def test_round_that_was_left_out_is_learned_of_once():
   params = _of(_store([9, 3, 8, 6, 7, 1]))
   _, asked = _proposed([_ROW], params)
@@ -239,6 +242,7 @@ def _stores():
   return plain, right, wrong
 
 
+@pytest.mark.slow
 def test_greedy_output_is_the_targets_own_whatever_the_stores_hold():
   plain, right, wrong = _stores()
   num_rounds = {}
@@ -260,6 +264,7 @@ def test_greedy_output_is_the_targets_own_whatever_the_stores_hold():
   assert num_rounds['both'] < own_text
 
 
+@pytest.mark.slow
 def test_policies_read_its_chances():
   inner = dataclasses.replace(_DRAFTER, min_kept=0.0)
   least = 0.15

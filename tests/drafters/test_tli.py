@@ -68,6 +68,7 @@ def _known(state):
   ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('width', [2, 24])
 def test_prompts_are_taken_in_as_pieces(width):
   tokens, lengths = rounds.rows(_PROMPTS)
@@ -147,6 +148,7 @@ _GENERATE = {
 }
 
 
+@pytest.mark.slow
 def test_coupled_output_is_plain_sampling():
   testing.assert_equals_plain_sampling(
     _PARAMS,
@@ -158,6 +160,7 @@ def test_coupled_output_is_plain_sampling():
   )
 
 
+@pytest.mark.slow
 def test_tree_of_most_likely_tokens_begins_as_the_greedy_chain():
   topology = tree_lib.k_ary((2, 1, 1))
   tree = drafters.Tree(drafter=_TLI, topology=topology)
@@ -181,6 +184,7 @@ def test_tree_of_most_likely_tokens_begins_as_the_greedy_chain():
   np.testing.assert_array_equal(found.tokens, fresh.tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'of',
   [

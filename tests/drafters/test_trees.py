@@ -88,6 +88,7 @@ def _nodes(draft, row):
   return {path: node for node, path in enumerate(paths[1:])}
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=('EAGLE-3',))
 @pytest.mark.parametrize('name', _DRAFTERS)
 def test_siblings_are_the_most_likely_behind_their_path(name):
@@ -152,6 +153,7 @@ def _expanded(name, width, num_nodes):
   return trees
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['Medusa', 'EAGLE-3'])
 def test_dynamic_tree_is_of_the_likeliest_paths(name):
   params = rounds.params(_DRAFTERS[name])
@@ -160,6 +162,7 @@ def test_dynamic_tree_is_of_the_likeliest_paths(name):
   assert [_nodes(found, row).keys() for row in range(4)] == expected
 
 
+@pytest.mark.slow
 def test_dynamic_tree_of_fewer_nodes_than_levels_fits_a_full_cache():
   model = testing.HashModel(vocab_size=_V)
   drafter = drafters.DynamicTree(
@@ -210,6 +213,7 @@ def _random_lattices(seed, is_tied):
   return scores.astype(np.float32)
 
 
+@pytest.mark.slow(but=('1-False',))
 @pytest.mark.parametrize('is_tied', [False, True])
 @pytest.mark.parametrize('num_prefixes', [1, 2, 5, 8])
 def test_prefixes_are_the_best_of_all(num_prefixes, is_tied):
@@ -238,6 +242,7 @@ def test_prefixes_are_the_best_of_all(num_prefixes, is_tied):
     assert not found.parent[row][~is_there].any()
 
 
+@pytest.mark.slow
 def test_lattice_over_independent_positions_is_the_dynamic_tree():
   drafter, _ = _LATTICES['dflash']
   of = {'drafter': drafter, 'num_draft_tokens': 7}
@@ -263,6 +268,7 @@ def test_lattice_over_independent_positions_is_the_dynamic_tree():
       )
 
 
+@pytest.mark.slow
 @_each_lattice
 def test_lattice_has_the_probabilities_of_each_step(name):
   drafter, size = _LATTICES[name]
@@ -304,6 +310,7 @@ def test_lattice_has_the_probabilities_of_each_step(name):
   )
 
 
+@pytest.mark.slow
 @_each_lattice
 def test_signals_are_of_the_steps_to_the_nodes(name):
   drafter, size = _LATTICES[name]
@@ -337,6 +344,7 @@ _MEDUSA = _DRAFTERS['Medusa']  # drafts seven of the target's tokens
 _DSPARK, _ = _LATTICES['dspark']
 
 
+@pytest.mark.slow(but=('drafter2-num_modules is 2, but a tree needs a',))
 @pytest.mark.parametrize(
   ('drafter', 'message'),
   [

@@ -362,6 +362,7 @@ def test_stray_words_are_named_before_the_prompt_is_missed(commands_here):
   assert outcome.remarks == ["unexpected argument 'hi': --help lists the flags"]
 
 
+@pytest.mark.slow(but=('--helpfull',))
 @pytest.mark.parametrize('flag', ['--help', '--helpfull'])
 def test_help_is_no_failure(commands_here, flag):
   (outcome,) = commands_here.run_all([['generate', flag]])

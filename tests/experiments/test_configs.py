@@ -55,6 +55,7 @@ def _check_paper():
     assert {method, over} <= found[part]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'names',
   [

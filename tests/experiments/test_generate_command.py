@@ -191,6 +191,7 @@ def test_marked_text_goes_to_standard_error_beside_a_pipe(outcomes):
   assert 'accepted draft' not in outcomes[1]['none'].err
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_the_origins_by_colour(outcomes, call, commands):
   text = outcomes[1]['skip'].out
   screen = _on_terminal(commands, [*call, '--drafter=skip', '--show'])
@@ -202,6 +203,7 @@ def test_a_terminal_gets_the_origins_by_colour(outcomes, call, commands):
   assert 'stopped by: max_new_tokens' in plain
 
 
+@pytest.mark.slow
 def test_a_second_turn_is_answered_with_the_first_in_mind(
   tiny_methods, commands, greedy, target
 ):
@@ -229,6 +231,7 @@ def test_help_names_the_shipped_drafters(commands):
   assert names.replace(',', ' ').split() == list(shipped)
 
 
+@pytest.mark.slow
 def test_flags_are_parsed_before_jax_is_imported():
   code = (
     'import sys; from experiments import generate; early = set(sys.modules); '

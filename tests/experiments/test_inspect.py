@@ -72,6 +72,7 @@ def _problem(path, target=None):
   return report.problem
 
 
+@pytest.mark.slow(but=('mistral',))
 @pytest.mark.parametrize('kind', _FAMILIES)
 def test_families_are_told_with_their_sizes(tmp_path, kind):
   reference = _save(tmp_path, kind)
@@ -176,6 +177,7 @@ def _publish(folder, layout):
   return folders.save(folder, make(), config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('layout', _PUBLISHED)
 def test_published_drafters_are_told(tmp_path, layout):
   folder = _publish(tmp_path / 'drafter', layout)
@@ -329,6 +331,7 @@ def test_the_command_ends_as_the_checkpoint_is(tmp_path, commands):
     outcome.check_refused(words)
 
 
+@pytest.mark.slow
 def test_what_was_downloaded_from_the_hub_is_inspected(tmp_path, monkeypatch):
   monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path))
   monkeypatch.setenv('HF_HOME', str(tmp_path))

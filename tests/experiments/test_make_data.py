@@ -174,6 +174,7 @@ def test_a_shard_is_no_larger_than_what_is_wanted(wanted, tried, of_file):
   assert found.user_turns == found.prompts_per_shard == tried
 
 
+@pytest.mark.slow
 def test_a_greedy_answer_is_the_models_own(all_dialogues, target, greedy):
   answers = [d for d in all_dialogues if d.temperature == 0][:4]
   for dialogue in answers:
@@ -184,6 +185,7 @@ def test_a_greedy_answer_is_the_models_own(all_dialogues, target, greedy):
     assert dialogue.tokens[: dialogue.answers[0][0]].tolist() == chat
 
 
+@pytest.mark.slow
 def test_vectors_of_the_target_are_computed_once(
   made, data, target, all_dialogues
 ):
@@ -251,6 +253,7 @@ def test_an_answer_ends_soon_after_it_begins_to_loop(all_dialogues):
     assert filters.loop(answer) == len(answer)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_files(
   commands, flags, make, made, tmp_path
 ):
@@ -321,6 +324,7 @@ def test_what_does_not_belong_is_refused(
   assert read() == before
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_what_was_there(commands, flags, made, tmp_path):
   """A file size limit that a shard exceeds stands in for a full disk."""
   for name in ('manifest.json', 'shard-00000.npz'):
@@ -511,6 +515,7 @@ def test_templates_without_a_place_for_a_text_are_refused(templates, message):
     text_prompts.Prompts(target=None, templates=templates)
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_data(
   commands, flags, made, cpu_devices, tmp_path
 ):

@@ -74,6 +74,7 @@ def asked(make, tmp_path_factory):
   return data, make(data, f'--prompts={path}', f'--exclude={exclude}')
 
 
+@pytest.mark.slow
 def test_the_target_answers_each_turn_after_its_own_answers(
   asked, target, greedy
 ):

@@ -76,6 +76,7 @@ def test_the_page_trains_a_drafter(commands, folder):
   assert (out / 'drafter' / 'card.json').exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'settings'),
   [(drafters.Eagle3, {'feature_layers': (-1, 0, 1)}), (drafters.MTP, {})],

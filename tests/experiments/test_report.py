@@ -28,6 +28,7 @@ def found(text):
   return reports.Page(text)
 
 
+@pytest.mark.slow
 def test_all_of_the_tree_is_on_the_page(found):
   links = [
     values['href']

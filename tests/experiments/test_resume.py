@@ -83,6 +83,7 @@ def _keys(files):
   return [tuple(json.loads(line)['key']) for line in _records(files)[1:]]
 
 
+@pytest.mark.slow
 def test_a_run_is_held_to_the_code_and_not_to_the_commit(story):
   header = json.loads(_records(story.files['killed'])[0])
   assert header['code'] == environment.source()

@@ -275,6 +275,7 @@ def changed_code(tmp_path_factory):
   return copy
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_twice_ends_as_an_undisturbed_one(
   commands, flags, train, hydra, changed_code, tmp_path
 ):
@@ -314,6 +315,7 @@ def test_accumulated_gradients_give_the_same_curve(train, hydra, tmp_path):
     np.testing.assert_allclose(of(found), of(expected), rtol=0.05)
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_on_a_mesh_and_give_the_same_curve(
   commands, flags, hydra, data, cpu_devices, tmp_path
 ):

@@ -77,6 +77,7 @@ def test_no_logit_is_above_its_bound(name):
   assert choices.missed_bounds(one, one.model()) == 0
 
 
+@pytest.mark.slow(but=('normal, float32-greedy',))
 @pytest.mark.parametrize('setting', choices.SETTINGS)
 @pytest.mark.parametrize('name', SCENES)
 def test_the_choice_is_the_best_token(name, setting):
@@ -105,6 +106,7 @@ TREE = drafters.Tree(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'drafter, rule',
   [
@@ -123,6 +125,7 @@ def test_greedy_tokens_and_rounds_are_those_of_all_logits(drafter, rule):
   assert found.log_probs is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('drafter', [CHAIN, SKIP], ids=['n-grams', 'layers'])
 @pytest.mark.parametrize('temperature', [0.8, [0.0, 1.0, 0.5]])
 def test_coupled_tokens_are_those_of_all_logits(drafter, temperature):
@@ -134,6 +137,7 @@ def test_coupled_tokens_are_those_of_all_logits(drafter, temperature):
   assert np.unique(found.tokens).size > 10
 
 
+@pytest.mark.slow
 def test_penalties_bias_and_constraint_change_the_bounds_too():
   constraint = specsample.Constraint(automaton=OneForbidden(VOCAB))
   bias = np.zeros(VOCAB, np.float32)
@@ -173,6 +177,7 @@ def generate_all(rule, **settings):
   )
 
 
+@pytest.mark.slow
 def test_refilled_rows_are_those_of_all_logits():
   for found, expected in zip(
     generate_all(verify.certified, batch_size=2),

@@ -73,6 +73,7 @@ def assert_rows_equal(found, expected):
       )
 
 
+@pytest.mark.slow
 def test_more_tokens_than_there_is_room_for_are_as_many_as_fit():
   outputs = generate_all(
     [[1, 2, 3], [5]],
@@ -84,6 +85,7 @@ def test_more_tokens_than_there_is_room_for_are_as_many_as_fit():
   assert [int(output.lengths[0]) for output in outputs] == [45, 47]
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=('drafter0-rule0-1', 'drafter3-rule3-5'))
 @pytest.mark.parametrize(
   'drafter, rule, group_size',
@@ -103,6 +105,7 @@ def test_every_output_is_that_of_a_static_batch(drafter, rule, group_size):
   assert reasons >= {StopReason.EOS, StopReason.MAX_NEW_TOKENS}
 
 
+@pytest.mark.slow
 def test_a_policys_state_is_that_of_the_row_alone():
   learned = drafters.Adaptive(
     drafter=CHAIN, policies=(policies.AdaEDL(threshold=0.4),)
@@ -114,6 +117,7 @@ def test_a_policys_state_is_that_of_the_row_alone():
   assert expected.rounds.tolist() != static().rounds.tolist()
 
 
+@pytest.mark.slow
 def test_penalties_count_the_prompt_of_the_row_alone():
   bias = np.zeros((len(PROMPTS), VOCAB), np.float32)
   bias[np.arange(len(PROMPTS)), np.arange(len(PROMPTS))] = 3.0
@@ -144,6 +148,7 @@ def _windowed():
   return {'target': WINDOWED.init(jax.random.key(0))}
 
 
+@pytest.mark.slow
 def test_caches_of_a_window_take_any_prompts_row():
   # Chunks are smaller for short prompts, but the rings must not be.
   kwargs = {'model': WINDOWED, 'drafter': NGRAM, 'params': _windowed()}
@@ -188,6 +193,7 @@ def _run_batch(parts, **sizes):
   return found, shapes
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=('hashes',))
 @pytest.mark.parametrize('of_window', [False, True], ids=['hashes', 'window'])
 def test_the_batch_shrinks_with_its_rows(of_window):
@@ -212,6 +218,7 @@ def test_without_prompts_there_is_nothing_to_do():
   assert list(generate_all([], **_first(0))) == []
 
 
+@pytest.mark.slow
 def test_a_full_cache_stops_its_row():
   kwargs = {'max_new_tokens': 20, 'stop': specsample.Stop(), 'max_length': 145}
   found = list(generate_all(**kwargs))

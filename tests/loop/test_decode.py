@@ -80,6 +80,7 @@ _OF_TWO_ROUNDS = _stop(sequences=((5, 6, 7), (20,)))
 _NO_DRAFT = {'drafter': drafters.NoDraft()}
 
 
+@pytest.mark.slow(but=('prompt0-changes0-tokens0-EOS',))
 @pytest.mark.parametrize(
   ('prompt', 'changes', 'tokens', 'reason'),
   [
@@ -119,6 +120,7 @@ def test_drafts_that_are_cut_by_an_end_are_not_counted_as_accepted():
   assert output.accepted[0].tolist() == [0, 0, 0, 1, 0]
 
 
+@pytest.mark.slow(but=('1',))
 @pytest.mark.parametrize('max_new_tokens', range(1, 8))
 def test_drafts_are_clamped_to_what_remains(max_new_tokens):
   output = generate([[1], [7, 8]], max_new_tokens=max_new_tokens)
@@ -192,6 +194,7 @@ def test_chunked_prefill_equals_one_pass():
     )
 
 
+@pytest.mark.slow
 def test_cache_smaller_than_the_bucket_holds_whole_chunks():
   model = hash_model.HashModel(vocab_size=VOCAB)
   prompts = [list(np.arange(300) % VOCAB)]
@@ -212,6 +215,7 @@ _TREE = drafters.Tree(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('drafter', 'rule'),
   [
@@ -291,6 +295,7 @@ def test_a_profile_can_tell_the_parts_of_a_round():
   assert 'verify' in of_softmax and 'draft' not in of_softmax
 
 
+@pytest.mark.slow
 def test_a_round_of_a_tree_copies_no_cache():
   target = testing.tiny_llama(vocab_size=VOCAB)
   drafter = drafters.NgramTree(num_branches=2, depth=3)

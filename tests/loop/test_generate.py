@@ -27,6 +27,7 @@ _DRAFTERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('drafter', _DRAFTERS)
 def test_coupled_equals_plain_sampling(drafter):
   run = functools.partial(
@@ -63,6 +64,7 @@ def test_parts_equal_the_whole():
   scene.assert_same(output, generate())
 
 
+@pytest.mark.slow
 def test_row_of_a_running_batch_can_be_refilled():
   long = list(range(VOCAB)) * 9  # needs a larger bucket
   sizes = {'max_new_tokens': 8, 'max_length': 200}
@@ -118,6 +120,7 @@ def _until(row, eos_ids=(), sequences=()):
   return row[: min(ends, default=len(row))]
 
 
+@pytest.mark.slow
 def test_lengths_and_stops_share_executables():
   # With shared noise, a row's tokens do not depend on what the limit cuts off.
   settings = {'verify': verify.coupled, 'max_length': 80}
@@ -154,6 +157,7 @@ def keys():
   return jax.random.split(jax.random.key(0), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'transformed',
   [
@@ -168,6 +172,7 @@ def test_transformed_it_gives_the_tokens_of_plain_calls(transformed, keys):
   np.testing.assert_array_equal(transformed(keys), expected)
 
 
+@pytest.mark.slow
 def test_a_function_that_calls_it_has_a_gradient(keys):
   def loss(temperature):
     # As in a policy gradient: the tokens are data.

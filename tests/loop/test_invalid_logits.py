@@ -47,6 +47,7 @@ class _Breaks(testing.HashModel):
 
 
 # Invalid logits are found before the rule, so one pair tests the other values.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('drafter', 'rule', 'value'),
   [
@@ -82,6 +83,7 @@ _LLAMA = testing.tiny_llama(vocab_size=8)
 _LATENT = attention.Latent(kv_rank=8, rope_dim=4, head_dim=8, value_dim=8)
 
 
+@pytest.mark.slow(but=('True-latent vectors',))
 @pytest.mark.nightly(only=('False-of int8', 'True-of int8'))
 @pytest.mark.parametrize(
   'model',
@@ -124,6 +126,7 @@ def test_a_rejected_draft_is_seen_by_nothing(model, is_kept):
   assert output.lengths[0] == (1 if is_kept else 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('has_int8_cache', [False, True])
 def test_padding_without_numbers_is_seen_by_nothing(has_int8_cache):
   """Beside a prompt of several chunks, a short one is fed NaN padding."""
@@ -178,6 +181,7 @@ _TREE = drafters.Tree(
 
 # Logits are bad after one first token: 0, which the drafter overrates, or 2,
 # which it underrates, so that block verification keeps it whatever follows.
+@pytest.mark.slow
 @pytest.mark.nightly(but=('Block-Chain-0', 'Block-Chain-2', 'Traversal-*'))
 @pytest.mark.parametrize(
   ('rule', 'drafter', 'behind'),
@@ -196,6 +200,7 @@ def test_what_comes_before_them_is_distributed_as_ever(rule, drafter, behind):
   assert chi_square.test([(counts, law)]).passed, (counts, law)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', [verify.chain, verify.block])
 def test_a_drafter_without_a_distribution_changes_nothing(rule):
   drafter = _drafter(_Breaks(vocab_size=3, behind=2))
@@ -205,6 +210,7 @@ def test_a_drafter_without_a_distribution_changes_nothing(rule):
   assert specsample.stats.summarize(output).tokens_per_round > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
 def test_a_row_without_an_allowed_token_stops(temperature):
   # Only ids 0 and 1 are tokens of this model, and the bias forbids both.

@@ -95,6 +95,7 @@ def _text(prompts):
   return plain, tuple(tuple(row + [0] * (width - len(row))) for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('prompts', 'period'),
   [(_PROMPTS[:1], 3), (_PROMPTS[:3], 0), (_PROMPTS[:3], 1), (_PROMPTS[2:], 3)],
@@ -110,6 +111,7 @@ def test_text_is_that_of_plain_decoding(prompts, period):
     assert (output.rounds < _NUM_NEW).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'drafter',
   [
@@ -130,6 +132,7 @@ def test_text_of_drafters_is_that_of_plain_decoding(drafter):
   np.testing.assert_array_equal(output.tokens, expected)
 
 
+@pytest.mark.slow
 def test_the_state_after_rounds_is_that_of_a_prefill():
   _, text = _text(_PROMPTS[1:3])
   tokens, lengths = specsample.pad_prompts(_PROMPTS[1:3])
@@ -157,6 +160,7 @@ def test_the_state_after_rounds_is_that_of_a_prefill():
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_depend_on_their_text_alone():
   tokens, lengths = specsample.pad_prompts([_PROMPTS[i] for i in (0, 1, 3)])
   testing.assert_batch_invariant(
@@ -172,6 +176,7 @@ def test_rows_depend_on_their_text_alone():
   )
 
 
+@pytest.mark.slow
 def test_a_row_goes_on_with_more_text():
   run = {'model': _MODEL, 'drafter': _NGRAM, 'max_length': 256}
   run |= {'sampling': specsample.Sampling(temperature=0.0)}
@@ -214,6 +219,7 @@ def test_recurrent_draft_models_are_refused(draft):
     draft()
 
 
+@pytest.mark.slow
 def test_layers_of_trained_drafters_have_attention():
   checks.draft_model(fields.plain_shape(_MODEL))
   drafter = drafters.MTP(model=_MODEL, num_draft_tokens=2)

@@ -196,6 +196,7 @@ def test_lists_are_taken_where_tuples_are_meant():
   assert output.tokens.shape == (4, 12)
 
 
+@pytest.mark.slow
 def test_what_pads_a_prompt_does_not_matter(tiny_llama):
   model, params = tiny_llama
   run = lambda padding: generate(

@@ -75,6 +75,7 @@ def test_prefill_equals_transformers(pair):
     _close(feature, entering.numpy(), model)
 
 
+@pytest.mark.slow
 def test_decoding_over_wrong_drafts_equals_transformers(pair):
   model, params, tokens, outputs = pair
   apply, fed = _apply(model), 3
@@ -133,6 +134,7 @@ def test_300_tokens_with_drafts_are_those_of_a_plain_loop(pair):
   assert 0 < stats.kept < stats.judged
 
 
+@pytest.mark.slow
 def test_embed_and_unembed_are_the_ends_of_the_network(pair):
   model, params, tokens, outputs = pair
   embedded = model.embed(params, jnp.asarray(tokens))

@@ -50,6 +50,7 @@ def compiled():
   return compilation.run(_target(_CONFIG, _CHIP), _CONFIG, lambda step: None)
 
 
+@pytest.mark.slow
 def test_the_arguments_are_those_of_generate(compiled):
   counted, _ = compiled
   params = {'target': _TARGET, 'drafter': _DRAFT}
@@ -79,6 +80,7 @@ def test_the_arguments_are_those_of_generate(compiled):
   assert abs(counted.argument_gib * 2**30 - held) <= 4 * 8
 
 
+@pytest.mark.slow
 def test_operations_are_those_of_the_products(compiled):
   counted, _ = compiled
   per_token = lambda model: (
@@ -95,6 +97,7 @@ def test_operations_are_those_of_the_products(compiled):
   assert 1 <= 8 * counted.gflops * 1e9 / (2 * products) < 1.25
 
 
+@pytest.mark.slow
 def test_a_layer_is_summed_twice_a_pass_and_a_lookup_once(compiled):
   counted, _ = compiled
   sums = lambda model: 2 * model.num_layers + 1
@@ -106,6 +109,7 @@ def test_a_layer_is_summed_twice_a_pass_and_a_lookup_once(compiled):
   assert 1 <= counted.gb_sent * 1e9 / (2 * 4 * rows) < 1.25
 
 
+@pytest.mark.slow
 def test_no_vocabulary_is_gathered_and_no_host_asked(compiled):
   counted, text = compiled
   assert counted.vocab_gathers == counted.host_transfers == 0
@@ -113,6 +117,7 @@ def test_no_vocabulary_is_gathered_and_no_host_asked(compiled):
   assert 'f32[5,64]' in text
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_not_compiled():
   chip = dataclasses.replace(_CHIP, hbm_bytes=1 << 10)
   counted, text = compilation.run(
@@ -134,6 +139,7 @@ def _argument_bytes(drafter, **changes):
   return compiled.argument_gib * 2**30
 
 
+@pytest.mark.slow
 def test_a_drafter_around_others_brings_the_parameters_within():
   medusa = drafters.Medusa(model=_TARGET, num_draft_tokens=2)
   of_medusa = _argument_bytes(medusa)
@@ -147,6 +153,7 @@ def test_a_drafter_around_others_brings_the_parameters_within():
   assert of_around == of_medusa
 
 
+@pytest.mark.slow
 def test_tli_brings_its_map_beside_the_draft_model():
   of_chain = _argument_bytes(_CONFIG.drafter, draft_model=_DRAFT)
   tli = drafters.TLI(

@@ -32,6 +32,7 @@ def _audit(params, sampling):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sampling', [specsample.Sampling(), _PENALISED])
 def test_readings_are_those_of_one_device(sampling):
   params = _MODEL.init(jax.random.key(0))

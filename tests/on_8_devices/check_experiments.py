@@ -27,6 +27,7 @@ _MODEL = transformer.Transformer(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('data', 'explicit'), [(1, True), (4, False)])
 def test_random_weights_are_the_same_on_every_mesh(data, explicit):
   expected = random_weights.params(_MODEL)
@@ -49,6 +50,7 @@ def test_a_device_makes_its_part_of_the_weights():
   assert used.temp_size_in_bytes + used.output_size_in_bytes < whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('explicit', [True, False])
 def test_roofline_counts_what_each_device_reads(explicit):
   with jax.set_mesh(sharding.make_mesh(2, 4, explicit=explicit)):

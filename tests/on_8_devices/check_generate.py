@@ -225,12 +225,14 @@ def check(mesh, *case):
 
 # With `coupled`, a drafter draws with the noise of a position, with other rules
 # from a stream of its own. This covers each `propose` that draws.
+@pytest.mark.slow
 @pytest.mark.nightly(but=('chain', 'dspark', 'eagle-3'))
 @pytest.mark.parametrize('drafter', DRAFTERS)
 def test_noise_of_a_position_is_that_of_one_device(drafter):
   check(sharding.make_mesh(2, 4), drafter, 'coupled', 'filters')
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(
   but=('medusa-block', 'none-chain', 'chain of a replicated model-synthetic')
 )
@@ -274,6 +276,7 @@ def test_tokens_are_those_of_one_device_with(shape, explicit, case):
   check(sharding.make_mesh(*shape, explicit=explicit), *case)
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_one_device_inside_jit():
   case = 'ngram', 'block', 'filters'
   with jax.set_mesh(sharding.make_mesh(2, 4)):
@@ -282,6 +285,7 @@ def test_tokens_are_those_of_one_device_inside_jit():
   np.testing.assert_array_equal(found.tokens, unsharded(*case).tokens)
 
 
+@pytest.mark.slow
 def test_a_draft_model_is_copied_out_of_a_divided_target(mesh):
   drafter = DRAFTERS['draftmodel']
   with jax.set_mesh(mesh):
@@ -293,6 +297,7 @@ def test_a_draft_model_is_copied_out_of_a_divided_target(mesh):
     assert found == sharding.of_tree(axes)
 
 
+@pytest.mark.slow
 def test_a_draft_vocabulary_is_cut_out_of_a_divided_target(mesh):
   d2t = 7 * np.arange(40)
   with jax.set_mesh(mesh):

@@ -58,6 +58,7 @@ def _num_compiled():
   return [part._cache_size() for part in parts]
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=('1x8-auto', '2x4-explicit'))
 def test_other_weights_compile_nothing_and_draw_as_on_one_device(mesh):
   expected = [_rollout(_params(seed), seed) for seed in (0, 1)]
@@ -89,6 +90,7 @@ def test_other_weights_compile_nothing_and_draw_as_on_one_device(mesh):
   assert np.any(found[0].tokens != found[1].tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=('1x8-auto', '2x4-explicit'))
 def test_scores_and_their_gradients_are_those_of_one_device(mesh):
   # The three prompts and their samples are no multiple of the devices.

@@ -171,6 +171,7 @@ def test_step_is_that_of_one_device(mesh, name):
   assert max(jax.tree.leaves(tree['drafter'])) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=('2x4-explicit-eagle-3',))
 @pytest.mark.parametrize('name', ['draft model', 'dspark', 'eagle-3'])
 def test_step_of_packed_rows_is_that_of_one_device(mesh, name):
@@ -220,6 +221,7 @@ def step_of_long_rows(name, batch):
 
 
 # With data = 2, dividing the rows alone would take half of the memory.
+@pytest.mark.slow
 @pytest.mark.nightly(
   but=('dspark-shape1-batch1-6', 'eagle-3-shape4-batch4-3.5')
 )
@@ -268,6 +270,7 @@ def written(mesh):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=('2x4-explicit',))
 def test_own_texts_are_those_of_one_device(mesh):
   expected = written(None)

@@ -225,6 +225,7 @@ def test_a_mesh_may_divide_the_model_alone(case):
   check(sharding.make_mesh(1, 8, explicit=False), case)
 
 
+@pytest.mark.slow
 def test_penalties_are_counted_on_a_divided_path():
   mesh = sharding.make_mesh(2, 4)
   check(mesh, 'eagle, top and drawn', 'penalties')

@@ -137,6 +137,7 @@ def test_fastest_counts_what_was_decided():
   )
 
 
+@pytest.mark.slow
 def test_fastest_gives_up_drafts_that_a_filter_cuts():
   policy = policies.Fastest(costs=(1, 1.2, 1.4, 1.6))
   state = _after(policy, 40 * [(0, 0)])
@@ -205,6 +206,7 @@ def _together(policy, kept, rounds, over=(False, False)):
   return np.asarray(asked)
 
 
+@pytest.mark.slow
 def test_whole_batch_drafts_where_the_tokens_of_all_rows_pay():
   # One row keeps all drafts and the other none: 4 tokens pay for 1.4, not 2.2.
   of_costs = lambda last, whole_batch: policies.Fastest(
@@ -270,6 +272,7 @@ def _kept(policy, draft, states=None, over=None):
   return np.asarray(keep)
 
 
+@pytest.mark.slow
 def test_batch_takes_the_rung_that_promises_most():
   # 2, 3.09, 3.83 and 3.72 tokens per cost: two nodes each.
   assert _kept(_BUDGET, _draft(_TWO_ROWS)).sum(axis=1).tolist() == [2, 2]
@@ -322,6 +325,7 @@ def _play(policy, paths, kept, rounds):
   return numbers
 
 
+@pytest.mark.slow
 def test_promises_that_are_not_kept_narrow_the_pass_and_then_end_drafting():
   policy = dataclasses.replace(_BUDGET, drafting=0.2, patience=8)
   numbers = _play(policy, (0.9, 0.81, 0.73, 0.66), 0, 60)
@@ -376,11 +380,13 @@ def test_more_rows_notice_sooner_that_drafts_lose():
   assert rounds(1) > 8
 
 
+@pytest.mark.slow
 def test_drafts_that_are_kept_are_verified_for_good():
   policy = dataclasses.replace(_BUDGET, drafting=0.2)
   assert _play(policy, (0.9, 0.81, 0.73, 0.66), 4, 30) == [4] * 30
 
 
+@pytest.mark.slow
 def test_timid_promises_are_corrected_upwards():
   policy = policies.Budget(ladder=(0, 1, 4), costs=(1.0, 1.1, 2.0))
   numbers = _play(policy, (0.3, 0.25, 0.2, 0.15), 4, 40)

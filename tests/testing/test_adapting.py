@@ -12,6 +12,7 @@ from specsample.training import online
 _SCENES = {name: scene for name, *scene in adapting.scenes()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _SCENES)
 def test_updates_are_taken_and_drafts_are_kept(name):
   learner, params = _SCENES[name]

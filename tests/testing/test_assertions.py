@@ -93,6 +93,7 @@ def _assert_draft(drafter):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'drafter',
   [
@@ -115,6 +116,7 @@ def _second_as_the_first(x):
   return x.at[:, 1].set(x[:, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'field', 'value', 'message'),
   [
@@ -184,6 +186,7 @@ class _Hasty(type(verify.chain)):
     return dataclasses.replace(verdict, num_accepted=kept)
 
 
+@pytest.mark.slow
 def test_exact():
   few = list(itertools.islice(cases_lib.rule_cases(), 8))
   testing.assert_exact(verify.block, few)
@@ -209,6 +212,7 @@ def test_a_long_check_says_how_far_it_is(monkeypatch, capsys):
   ]
 
 
+@pytest.mark.slow
 def test_a_drafter():
   model = testing.HashModel(vocab_size=3)
   chain = drafters.Chain(
@@ -245,6 +249,7 @@ def test_a_drafter_with_a_softmax_of_its_own_is_told_so():
     )
 
 
+@pytest.mark.slow
 def test_rows_that_emit_nothing_show_nothing():
   model = testing.HashModel(vocab_size=16, scale=float('nan'))
   for assertion, *arguments in (
@@ -256,6 +261,7 @@ def test_rows_that_emit_nothing_show_nothing():
       _run(assertion, *arguments, model=model, **changes)
 
 
+@pytest.mark.slow
 def test_follows_target():
   model = testing.HashModel(vocab_size=3)
   chain = drafters.Chain(
@@ -276,12 +282,14 @@ def test_follows_target():
     run(rules.Rule(law=rules.plain_residual))
 
 
+@pytest.mark.slow
 def test_greedy_equal():
   _run(testing.assert_greedy_equal)
   with pytest.raises(AssertionError, match='of 64 tokens'):
     _run(testing.assert_greedy_equal, verify=verify.Synthetic(rate=0.5))
 
 
+@pytest.mark.slow
 def test_equals_plain_sampling():
   run = lambda rule: _run(
     testing.assert_equals_plain_sampling,
@@ -295,6 +303,7 @@ def test_equals_plain_sampling():
     run(verify.chain)
 
 
+@pytest.mark.slow
 def test_batch_invariant():
   mixed = Sampling(temperature=np.asarray([1.0, 0.0, 0.5, 1.5]))
   run = lambda **changes: _run(

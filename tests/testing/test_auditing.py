@@ -24,6 +24,7 @@ def _audit(sampler, settings=_PLAIN, **options):
   return testing.audit(sampler, settings, **{'num_uniforms': 2} | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('rule', 'drafts'),
   [
@@ -57,6 +58,7 @@ def test_a_law_that_is_known_by_hand():
   assert 'DIFFERS, total variation 0.25 (enumerated)' in str(finding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sampler', [samplers.in_numpy, samplers.in_torch])
 def test_numpy_and_torch_are_audited_as_jax_is(sampler):
   options = {'num_uniforms': 3, 'model': HashModel(vocab_size=2)}
@@ -67,6 +69,7 @@ def test_numpy_and_torch_are_audited_as_jax_is(sampler):
   assert finding.tokens_per_round == pytest.approx(expected.tokens_per_round)
 
 
+@pytest.mark.slow
 def test_a_sampled_law_is_near_the_enumerated_one():
   for rule in (verify.chain, rules.Rule(law=rules.plain_residual)):
     sampler = samplers.of_rule(rule)
@@ -112,6 +115,7 @@ def test_rows_are_greedy_and_sampled_in_one_call():
   assert beside.setting == _MIXED and not beside.follows_target
 
 
+@pytest.mark.slow
 def test_tokens_that_are_given_away_are_found_though_the_law_is_right():
   for rule in (samplers.EQUALITY, rules.Rule(law=rules.skipped_bonus)):
     sampler = samplers.of_rule(rule)

@@ -47,6 +47,7 @@ def test_nothing_agrees_with_no_law():
   assert not chi_square.test([]).passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('direction', [(1, -1, 0, 0), (1, 1, -1, -1)])
 def test_what_is_called_detectable_is_detected(direction):
   rng = np.random.default_rng(0)

@@ -131,6 +131,7 @@ def test_rounds_are_followed_from_where_they_end():
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('penalty', [None, 1.5])
 def test_a_drafters_own_proposals_equal_its_models_table(penalty):
   sampling = Sampling(temperature=0.8, top_k=2, repetition_penalty=penalty)

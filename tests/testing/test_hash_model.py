@@ -60,6 +60,7 @@ def test_bits_are_the_same_in_any_batch_and_any_chunks():
     np.testing.assert_array_equal(jnp.concatenate(pieces, axis=1), together)
 
 
+@pytest.mark.slow
 def test_it_is_a_model_bit_for_bit():
   testing.assert_model(_MODEL, {}, tolerance=0)
 

@@ -158,6 +158,7 @@ _BROKEN = {
 }
 
 
+@pytest.mark.slow(but=('commit keeps a token that was rejected',))
 @pytest.mark.parametrize('name', _BROKEN)
 def test_a_broken_line_is_found_and_its_position_named(name):
   old, new, message = _BROKEN[name]
@@ -167,6 +168,7 @@ def test_a_broken_line_is_found_and_its_position_named(name):
     testing.assert_model(target, params, features=(-1, 0), length=32)
 
 
+@pytest.mark.slow
 def test_without_parents_chains_pass_and_trees_are_refused():
   class Chains(_page()['Target']):
     # The page's method calls itself with all arguments, by position.
@@ -221,6 +223,7 @@ class _AppendsTheFirstNodes(testing.HashModel):
     return super().append(cache, new)
 
 
+@pytest.mark.slow
 def test_the_path_that_is_appended_is_checked():
   model = _AppendsTheFirstNodes(vocab_size=11)
   with pytest.raises(AssertionError, match='append must write the tokens at'):

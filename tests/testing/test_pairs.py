@@ -18,6 +18,7 @@ _TOGETHER = planted_policies.drafter(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('drafter', 'expected'),
   [

@@ -55,6 +55,7 @@ def test_settings_that_are_left_out_are_neutral():
   np.testing.assert_array_equal(mixed.logit_bias, [[0, 0, 0], bias])
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_their_group(sample):
   assert sample.tokens.shape == (3 * 4096, 4)
   greedy = sample.of_group(1).tokens

@@ -143,6 +143,7 @@ _DOUBLED = (
 )
 
 
+@pytest.mark.slow(but=('{{ 10 [*][*] (10[*][*]9) }}',))
 @pytest.mark.parametrize(
   'template',
   [

@@ -27,6 +27,7 @@ def tokenizer(smollm2):
   return smollm2.tokenizer
 
 
+@pytest.mark.slow(but=('',))
 @pytest.mark.parametrize('text', _TEXTS)
 def test_decode_inverts_encode(tokenizer, text):
   assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -35,6 +35,9 @@ def smollm2_reference():
   )
 
 
+@pytest.mark.slow(
+  but=('Hello, world! The quick brown fox jumps over the lazy dog.',)
+)
 @pytest.mark.parametrize('text', _TEXTS)
 def test_smollm2_encodes_as_in_transformers(smollm2, smollm2_reference, text):
   ids = smollm2.tokenizer.encode(text)

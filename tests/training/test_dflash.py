@@ -212,6 +212,7 @@ def test_matches_are_those_of_every_place(name):
   np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_a_selection_is_learned_where_the_token_is_a_candidate():
   params = _params(_DFLASH2)
   own = params['drafter']
@@ -309,6 +310,7 @@ def test_what_is_masked_out_has_no_gradient(name):
     np.testing.assert_array_equal(leaf, 0)
 
 
+@pytest.mark.slow
 def test_drafts_do_not_change_for_the_confidence():
   alone = dataclasses.replace(
     _OBJECTIVES['dspark'], token_weight=0.0, teacher_weight=0.0
@@ -360,6 +362,7 @@ def test_losses_fall_and_drafts_are_kept(name):
   assert last['kept'].sum() > first['kept'].sum() + 0.3
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_a_token_stays_its_embedding(tmp_path):
   drafter = dataclasses.replace(_DSPARK, mask_token_id=5)
   target = _params(_DSPARK)['target']
@@ -409,6 +412,7 @@ def test_settings_that_learn_nothing_are_refused(setting):
     dataclasses.replace(_OBJECTIVES['dflash'], **{setting: 0})
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_have_the_gradient_of_the_whole():
   drafter = dataclasses.replace(_DFLASH, draft_vocab_size=None)
   # All places are taken, so both have the same blocks.

@@ -62,6 +62,7 @@ def test_the_key_decides():
   np.testing.assert_array_equal(fewer['tokens'], first['tokens'][:3])
 
 
+@pytest.mark.slow
 def test_at_temperature_0_they_are_what_the_draft_model_decodes():
   mask = np.zeros((6, _T), bool)
   mask[:, 3:] = True

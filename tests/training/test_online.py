@@ -117,6 +117,7 @@ def _plain():
   ).tokens
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=('Medusa', 'EAGLE-3', 'Chain'))
 @pytest.mark.parametrize('name', _LEARNERS)
 def test_acceptance_rises_and_greedy_output_stays(name):
@@ -133,6 +134,7 @@ def test_acceptance_rises_and_greedy_output_stays(name):
   assert rounds[-1] < 0.8 * rounds[0]
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=('Chain', 'EAGLE-3'))
 @pytest.mark.parametrize('name', ['DraftModel', 'Chain', 'EAGLE-3', 'Hydra++'])
 def test_an_update_is_a_step_on_what_the_target_reads_itself(name):
@@ -155,6 +157,7 @@ def test_an_update_is_a_step_on_what_the_target_reads_itself(name):
   assert of_update['recorded'] == found['mask'].sum()
 
 
+@pytest.mark.slow
 def test_examples_are_the_last_tokens_of_each_row():
   state = _state()
   recorded, length = state.draft.recorded, np.asarray(state.length)
@@ -184,6 +187,7 @@ def test_examples_are_the_last_tokens_of_each_row():
       )
 
 
+@pytest.mark.slow
 def test_an_update_learns_and_empties_the_record():
   learned = online.init(_params(), _LEARNER)
   state, after, report = online.update(_state(), learned, _LEARNER)
@@ -224,6 +228,7 @@ def test_decoding_and_learning_are_one_executable_each():
   assert [part._cache_size() for part in parts] == sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'optimizer',
   # The second optimizer's first step is finite, but its result is not.
@@ -285,6 +290,7 @@ def _rollout(params, drafter, key):
   )
 
 
+@pytest.mark.slow
 def test_texts_of_a_target_that_moved_are_read_with_its_current_weights():
   learner, params = _LEARNERS['EAGLE'], _params('EAGLE')
   batch = _rollout(params, _DRAFTERS['EAGLE'], 0).documents()
@@ -313,6 +319,7 @@ def test_a_target_of_another_shape_is_refused_by_its_parameter():
     online.learn(batch, online.init(params, learner), learner, target=other)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_learns_from_rollouts_keeps_up_with_the_policy():
   learner = dataclasses.replace(_LEARNERS['EAGLE'], num_steps=8)
   drafter, params = _DRAFTERS['EAGLE'], _params('EAGLE')

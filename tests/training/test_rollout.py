@@ -62,6 +62,7 @@ def _rollout(params=None, prompts=_PROMPTS, key=5, **kwargs):
   )
 
 
+@pytest.mark.slow
 def test_a_sample_is_that_of_its_request_id():
   found = _rollout()
   assert found.tokens.shape == (3, _G, _M)
@@ -87,6 +88,7 @@ def test_a_sample_is_that_of_its_request_id():
   assert specsample.stats.summarize(found).kept
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_the_rows_they_ran_in():
   found = _rollout()
   for sizes in ({'batch_size': 1}, {'batch_size': 9, 'fewest_rows': 2}):
@@ -119,6 +121,7 @@ _PENALISED = specsample.Sampling(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('drafter', 'rule'),
   [
@@ -154,6 +157,7 @@ def test_log_probs_are_those_of_a_plain_pass(drafter, rule):
   assert np.abs(found.warped_log_probs - found.model_log_probs).max() > 0.1
 
 
+@pytest.mark.slow
 def test_under_a_constraint_they_are_those_of_the_tokens_left():
   sampling = specsample.Sampling(
     temperature=1.0,
@@ -198,6 +202,7 @@ def _num_compiled():
   return [part._cache_size() for part in parts]
 
 
+@pytest.mark.slow
 def test_other_weights_prompts_and_keys_compile_nothing():
   history = specsample.History(vocab_size=_V, capacity=512, every=16)
   either = drafters.Either(remembered=_SUFFIX, trained=_CHAIN)
@@ -228,6 +233,7 @@ def test_other_weights_prompts_and_keys_compile_nothing():
   assert np.any(found.tokens != expected.tokens)
 
 
+@pytest.mark.slow
 def test_a_history_of_the_epoch_before_saves_rounds():
   history = specsample.History(vocab_size=_V, capacity=2048, every=16)
   settings = {
@@ -279,12 +285,14 @@ def test_refuses_before_anything_is_compiled(changes, message):
   assert _num_compiled() == before
 
 
+@pytest.mark.slow
 def test_a_lossy_rule_is_named_in_the_output():
   assert _rollout().lossless
   typical = _rollout(verify=verify.Typical(epsilon=0.9, delta=0.9))
   assert not typical.lossless
 
 
+@pytest.mark.slow
 def test_a_score_is_differentiable_and_that_of_the_weights_given():
   found = _rollout(sampling=specsample.Sampling(temperature=0.7))
   target = _params()['target']
@@ -322,6 +330,7 @@ def test_a_score_refuses_a_temperature_that_draws_nothing(temperature):
     _rollout().score(_params()['target'], _MODEL, temperature)
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_page_raises_the_reward():
   page = pathlib.Path(__file__).parents[2] / 'docs' / 'rollouts.md'
   _, begin, rest = page.read_text('utf-8').partition('    import specsample')
@@ -354,6 +363,7 @@ def test_the_loop_of_the_page_raises_the_reward():
   assert np.mean(means[-2:]) > np.mean(means[:2]) + 0.2, means
 
 
+@pytest.mark.slow
 def test_seconds_say_when_each_sample_was_there():
   begin = time.perf_counter()
   found = _rollout(batch_size=1)

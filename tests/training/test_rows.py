@@ -144,6 +144,7 @@ def _assert_alike(found, expected):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _OBJECTIVES)
 def test_a_packed_batch_has_the_loss_and_gradient_of_its_dialogues(name):
   step = _step(name)
@@ -156,6 +157,7 @@ def test_a_packed_batch_has_the_loss_and_gradient_of_its_dialogues(name):
   assert abs(leaky - loss) > 1e-4 * abs(loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['hydra++', 'draft model', 'eagle-3'])
 def test_places_leave_out_prompts_of_packed_rows(name):
   of = jax.jit(_OBJECTIVES[name])
@@ -177,6 +179,7 @@ def _of_one_dialogue(batch, of=rows_lib.of):
   return of({name: x for name, x in batch.items() if name != 'starts'})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'where', 'leak'),
   [
@@ -211,6 +214,7 @@ def test_a_planted_leak_changes_the_loss(name, where, leak, monkeypatch):
   assert abs(leaky - loss) > 1e-4 * abs(loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['window', 'latent', 'recurrent'])
 def test_targets_read_each_dialogue_alone(kind):
   model = {

@@ -97,6 +97,7 @@ def _plain_outputs(drafter, params, batch, features, num_steps):
   return found
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(but=('eagle3', 'window of 3'))
 @pytest.mark.parametrize('name', _DRAFTERS)
 def test_outputs_are_those_of_masks_of_all_against_all(name):

@@ -138,6 +138,7 @@ _WORKED = {
 }
 
 
+@pytest.mark.slow(but=('one draft',))
 @pytest.mark.parametrize('name', _WORKED)
 def test_a_law_is_the_one_worked_out(name):
   for rule, draft, target, stop, following in _WORKED[name]:

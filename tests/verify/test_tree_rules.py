@@ -96,6 +96,7 @@ _OF_A_NODE_WITH_TWO_CHILDREN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('branching', 'target', 'draft', 'name', 'kind', 'kept'),
   [
@@ -123,6 +124,7 @@ def test_drafts_are_kept_as_often_as_was_worked_out(
   assert formula(proposal, everywhere(target)).sum() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('count', [2, 3])
 def test_rules_keep_no_more_than_an_optimal_one_and_k_seq_not_much_less(count):
   rng = np.random.default_rng(count)
@@ -166,12 +168,14 @@ def test_on_a_chain_they_are_the_rules_for_chains():
   assert _kept(verify.multi_path_block, sampled, 'chain') == block
 
 
+@pytest.mark.slow
 def test_traversal_keeps_at_least_as_much():
   for kind, shape in itertools.product(DraftKind, _TREES):
     least = _kept(verify.tree, kind, shape) - 1e-12
     assert _kept(verify.traversal, kind, shape) >= least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', [verify.tree, verify.traversal])
 def test_a_token_that_is_there_twice_is_kept_once(rule):
   draft = lambda *tokens: Draft(

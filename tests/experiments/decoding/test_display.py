@@ -219,6 +219,7 @@ def decoded(target):
   return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', _CASES)
 def test_decode_is_the_same(decoded, target, case):
   setup, prompts, output, rows = decoded(case)
@@ -327,6 +328,7 @@ def test_next_token_says_where_it_is_from(decoded, case, correction):
     assert set(bonus) == {'the target after 2, where the draft ends'}
 
 
+@pytest.mark.slow
 def test_nothing_is_rejected_past_the_end(decoded):
   setup, prompts, *_ = decoded('chain')
   setup = dataclasses.replace(setup, max_new_tokens=96)

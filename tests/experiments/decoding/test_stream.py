@@ -85,6 +85,7 @@ def test_time_of_showing_is_none_of_decoding(target):
   assert second.first_seconds == first.first_seconds
 
 
+@pytest.mark.slow
 def test_drafted_and_accepted_tokens_add_up(target):
   drafter = drafters.Ngram(num_draft_tokens=4)
   prompt = 'The rain in Spain'
@@ -110,6 +111,7 @@ def test_chunk_holds_the_rounds_that_fit_into_its_time(target):
   assert found[-1].stats == single[-1].stats
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(only=('skip',))
 @pytest.mark.parametrize('name', ['ngram', 'skip', 'recording'])
 def test_turn_is_answered_as_the_whole_conversation_is(target, greedy, name):

@@ -101,6 +101,7 @@ def table(compared, decoded):
   return table_lib.Table.of(_part(compared, journal))
 
 
+@pytest.mark.slow(but=('ngram',))
 @pytest.mark.parametrize('method', ['ngram', 'lossy'])
 def test_context_has_the_methods_own_answers(compared, decoded, method):
   journal, (_, second, third) = decoded
@@ -175,6 +176,7 @@ def test_text_of_each_turn_is_a_line(compared, decoded, table, tmp_path):
   assert text == tokenizer.decode(_answers(decoded[0], 'ngram')[2, 1])
 
 
+@pytest.mark.slow
 def test_later_turn_is_audited_where_both_read_the_same(compared, tmp_path):
   model = testing.tiny_llama(vocab_size=110)
   params = model.init(jax.random.key(0))

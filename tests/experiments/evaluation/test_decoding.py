@@ -41,6 +41,7 @@ def _units(part):
   return decoding.units(part, conversations.turn(part, 0), {})
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(only=('300-*',))
 @pytest.mark.parametrize(
   ('most', 'temperature', 'least_width'),
@@ -73,6 +74,7 @@ def test_nothing_is_compiled_while_it_is_timed(
     assert num_compiled() == before, unit.label
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('drafter', 'expected'),
   [
@@ -147,6 +149,7 @@ def _drafts(records):
   return [(one['tokens'], one['stats']['proposed'][0]) for one in generations]
 
 
+@pytest.mark.slow
 def test_prompt_begins_with_what_the_one_before_taught(evaluation, tmp_path):
   # With greedy decoding no draft is ever accepted.
   greedy = specsample.Sampling(temperature=0.0)

@@ -129,6 +129,7 @@ def _tokens(run, method):
   return [one.tokens for one in run.table.generations[method]]
 
 
+@pytest.mark.slow
 def test_acceptance_rises_and_no_output_changes(evaluation, whole):
   assert _tokens(whole, 'learning') == _tokens(whole, 'autoregressive')
   windows = {(row.method, row.batches): row for row in whole.table.windows}
@@ -148,6 +149,7 @@ def test_acceptance_rises_and_no_output_changes(evaluation, whole):
     assert not any(np.array_equal(matrix, np.asarray(x, 'f')) for x in before)
 
 
+@pytest.mark.slow
 def test_kill_loses_nothing_that_was_learned(evaluation, whole, tmp_path):
   # Without its journal a run begins anew, whatever it had learned.
   _run(evaluation, tmp_path, ('generation', 'learning', 2))
@@ -168,6 +170,7 @@ def test_kill_loses_nothing_that_was_learned(evaluation, whole, tmp_path):
     _units(evaluation, journal)
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_while_it_is_timed(
   evaluation, tmp_path, num_compiled
 ):
@@ -185,6 +188,7 @@ def test_nothing_is_compiled_while_it_is_timed(
   assert count() == warm
 
 
+@pytest.mark.slow
 def test_updates_that_come_to_no_number_are_undone(evaluation, tmp_path):
   diverging = functools.partial(_LEARNER, learning_rate=1e30)
   two = {name: evaluation.methods[name] for name in ('fixed', 'learning')}

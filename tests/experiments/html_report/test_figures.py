@@ -93,6 +93,7 @@ def _is_in_view(axes, label):
   return low <= label.get_position()[1] <= high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('count', _COUNTS)
 @pytest.mark.parametrize('name', _FIGURES)
 def test_nothing_is_squeezed_or_covered(name, count):

@@ -87,6 +87,7 @@ def _title(shown):
   return json.loads(html.unescape(title))
 
 
+@pytest.mark.slow
 def test_browser_finds_no_error(render, text):
   shown, console = render(text)
   assert console == []
@@ -157,6 +158,7 @@ for (const width of [360, 1200]) {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('flags', 'paper'),
   [
@@ -231,6 +233,7 @@ def test_keys_lead_from_a_row_to_its_tokens_and_back(render, text):
   assert seen['names'] == seen['stops'] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('here', 'there', 'error'),
   [

@@ -71,6 +71,7 @@ def test_rounds_without_drafts_are_most_where_drafts_are_never_accepted(
   assert plain['predicted_speedup'] is None or plain['predicted_speedup'] > 0
 
 
+@pytest.mark.slow
 def test_page_prints_the_costs_as_a_binding(
   draft, checkpoint, capsys, monkeypatch, tmp_path
 ):

@@ -251,6 +251,7 @@ def _pair():
   return _loaded('abcd'), _loaded('xdbay', noise=0.5)
 
 
+@pytest.mark.slow
 def test_method_drafts_for_its_target():
   target, draft = _pair()
   method = methods.tli(draft, target, num_draft_tokens=2)
@@ -275,6 +276,7 @@ def test_method_drafts_for_its_target():
   )
 
 
+@pytest.mark.slow
 def test_page_drafts_shared_tokens_and_text(capsys):
   target, draft = _pair()
   names = {

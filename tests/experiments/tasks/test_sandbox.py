@@ -288,6 +288,7 @@ def test_programs_run_within_the_least_limits():
   assert sandbox.refusal(least) is None
 
 
+@pytest.mark.slow
 def test_program_ends_with_the_run_that_started_it():
   with subprocess.Popen([sys.executable, '-c', _PARENT]) as parent:
     try:

@@ -69,6 +69,7 @@ def _only(tree, of):
   return {key: _only(tree[key], value) for key, value in of.items()}
 
 
+@pytest.mark.slow
 def test_block_drafter_begins_with_the_network_of_another_kind(
   target, block_drafter
 ):

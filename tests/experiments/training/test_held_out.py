@@ -54,6 +54,7 @@ def _scene(name):
   return trained.scene(name, _VOCAB_SIZE)
 
 
+@pytest.mark.slow
 @pytest.mark.nightly(
   but=(
     'Hydra++-eos_ids0',
@@ -135,6 +136,7 @@ def test_replay_begins_anew_with_each_answer():
   )
 
 
+@pytest.mark.slow
 def test_counts_of_batches_are_added():
   case = _scene('Medusa')
   rng = np.random.default_rng(1)
@@ -177,6 +179,7 @@ def test_prompts_are_spread_evenly_and_cut(training):
     held_out.choose_prompts(large, _PROMPTS)
 
 
+@pytest.mark.slow
 def test_other_weights_are_no_other_executable(training, num_compiled):
   drafter = training.objective.drafter
   own = drafter.init_params(jax.random.key(0))
@@ -260,6 +263,7 @@ def setup(checkpoint):
   return of
 
 
+@pytest.mark.slow
 def test_ranks_are_those_of_the_rounds_as_they_are_shown(setup):
   """Counts drafts by their fates, which another recorder finds."""
   of_chain = setup(drafters.DraftModel, num_draft_tokens=3, layers=(1,))
@@ -292,6 +296,7 @@ def test_ranks_are_those_of_the_rounds_as_they_are_shown(setup):
   assert (kept[:, 1:].sum(axis=1) > 0).all(), kept
 
 
+@pytest.mark.slow
 def test_lattice_has_the_tokens_per_round_of_its_trees(setup):
   of_chain = setup(
     drafters.DSpark, num_draft_tokens=2, feature_layers=(0, 1), rank=4
@@ -336,6 +341,7 @@ class _OfChains(transformer.Transformer):
     return super().apply(params, tokens, cache, features)
 
 
+@pytest.mark.slow
 def test_card_without_trees_says_why(setup, capsys):
   given = setup(drafters.Medusa, num_draft_tokens=2)
   target = given.target

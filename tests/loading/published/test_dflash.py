@@ -690,6 +690,7 @@ def test_names_of_another_trainer_are_read(tmp_path):
   assert found.drafter == expected.drafter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('damage', _DAMAGES)
 def test_what_does_not_fit_is_refused(tmp_path, damage):
   make, config, message = _DAMAGES[damage]

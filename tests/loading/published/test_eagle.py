@@ -584,6 +584,7 @@ _DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('damage', _DAMAGES)
 def test_what_does_not_fit_is_refused(tmp_path, damage):
   make, changes, message = _DAMAGES[damage]

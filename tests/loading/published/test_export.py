@@ -191,6 +191,7 @@ def test_a_drafter_is_read_as_it_was_written(tmp_path, name):
       np.testing.assert_allclose(one.logits, logits, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('draft_vocab_size', [None, 12])
 @pytest.mark.parametrize('shares_blocks', [False, True])
 def test_medusa_heads_become_unembeddings(
@@ -236,6 +237,7 @@ def _folder_of(form, folder):
   return test_mtp_of_qwen3_5._write(folder, form, *reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'form', ['llama', 'llama without modules', 'dense', 'sparse', 'next']
 )
