@@ -1,6 +1,7 @@
 """Fixtures and hooks that several test files share."""
 
 import collections
+import concurrent.futures.thread
 import fnmatch
 import gc
 import importlib.util
@@ -160,9 +161,13 @@ def _note_what_is_left(request):
 
 def _left():
   """Returns this process's threads and children, and the root's files."""
-  threads = {f'thread {x.name}' for x in threading.enumerate() if not x.daemon}
-  # Pools of libraries keep theirs.
-  threads = {name for name in threads if 'ThreadPoolExecutor' not in name}
+  # Pools of libraries keep their threads.
+  pooled = concurrent.futures.thread._threads_queues
+  threads = {
+    f'thread {x.name}'
+    for x in threading.enumerate()
+    if not (x.daemon or x in pooled)
+  }
   children = set()
   for tasks in pathlib.Path('/proc/self/task').glob('*/children'):
     for child in tasks.read_text().split():
