@@ -159,6 +159,14 @@ def _note_what_is_left(request):
     _found_after.setdefault(what, request.node.name)
 
 
+def _read(path):
+  """Returns the text of a file of /proc; '' if its process has ended."""
+  try:
+    return path.read_text('utf-8', 'replace')
+  except OSError:
+    return ''
+
+
 def _left():
   """Returns this process's threads and children, and the root's files."""
   # Pools of libraries keep their threads.
@@ -170,10 +178,9 @@ def _left():
   }
   children = set()
   for tasks in pathlib.Path('/proc/self/task').glob('*/children'):
-    for child in tasks.read_text().split():
-      words = pathlib.Path(f'/proc/{child}/cmdline')
-      # A child without words has ended.
-      command = words.read_text() if words.exists() else ''
+    for child in _read(tasks).split():
+      # A child without a command has ended.
+      command = _read(pathlib.Path(f'/proc/{child}/cmdline'))
       if command and not any(kept in command for kept in _KEPT):
         children.add(f'process {child}: {command.replace(chr(0), " ")}')
   files = {
