@@ -5,7 +5,6 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
 
 from specsample import checks
 from specsample import text as text_lib
@@ -154,7 +153,10 @@ def generate_text(
   tokenizer = loaded.tokenizer
   if not isinstance(prompt, str):
     if chat is False:
-      raise ValueError('prompt is a list of messages, but chat is False')
+      raise ValueError(
+        'prompt is a list of messages, but chat is False: leave chat out, or '
+        'give the text to continue'
+      )
     tokens = tokenizer.encode_chat(prompt)
   elif tokenizer.chat_template is not None if chat is None else chat:
     tokens = tokenizer.encode_chat([{'role': 'user', 'content': prompt}])
@@ -170,7 +172,7 @@ def generate_text(
     decoder,
     params,
     prompts,
-    np.asarray(lengths),
+    lengths,
     jax.random.key(0) if key is None else key,
     sampling=sampling,
     max_new_tokens=max_new_tokens,

@@ -18,7 +18,7 @@ def lookup():
   return ss.Choice(drafter=drafter, reason='for a test')
 
 
-def _plain(loaded, tokens, max_new_tokens, **settings):
+def _plain(loaded, tokens, max_new_tokens):
   """Returns the text of the tokens that `generate` returns without drafts."""
   prompts, lengths = ss.pad_prompts([tokens])
   output = ss.generate(
@@ -31,7 +31,7 @@ def _plain(loaded, tokens, max_new_tokens, **settings):
     verify=ss.verify.chain,
     sampling=ss.Sampling(),
     max_new_tokens=max_new_tokens,
-    stop=ss.Stop(eos_ids=loaded.tokenizer.eos_ids, **settings),
+    stop=ss.Stop(eos_ids=loaded.tokenizer.eos_ids),
   )
   return loaded.tokenizer.decode(output.tokens[0, : output.lengths[0]])
 

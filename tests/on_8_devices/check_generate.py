@@ -17,31 +17,13 @@ from specsample import verify
 from specsample.drafters import vocabulary
 from specsample.memory import store
 from specsample.models import replicated
-from specsample.models import transformer
 from specsample.testing import trained
+from tests.on_8_devices import small
 
 # More than 256 tokens, so that they are drawn in two steps. Fewer key-value
 # heads than 4 or 8 devices; the draft model has as many as query heads.
-TARGET = transformer.Transformer(
-  vocab_size=320,
-  num_layers=1,
-  dim=32,
-  num_heads=8,
-  num_kv_heads=2,
-  head_dim=8,
-  mlp_dim=48,
-  max_length=128,
-)
-DRAFT = transformer.Transformer(
-  vocab_size=320,
-  num_layers=1,
-  dim=16,
-  num_heads=4,
-  num_kv_heads=4,
-  head_dim=8,
-  mlp_dim=24,
-  max_length=128,
-)
+TARGET = small.target(320)
+DRAFT = small.draft(320)
 WHOLE = replicated.Replicated(DRAFT)
 # Another vocabulary: it shares every second target token; the others are pairs.
 OTHER = dataclasses.replace(DRAFT, vocab_size=200)

@@ -16,33 +16,15 @@ from specsample import testing
 from specsample import tree
 from specsample import verify
 from specsample.loop import decode
-from specsample.models import transformer
 from specsample.testing import trained
 from specsample.types import DraftKind
+from tests.on_8_devices import small
 
 # More than 256 tokens, so that they are drawn in two steps. The vocabulary is
 # not a product of other sizes, so that a gathered one is recognised. Fewer
 # key-value heads than 4 or 8 devices.
-TARGET = transformer.Transformer(
-  vocab_size=352,
-  num_layers=1,
-  dim=32,
-  num_heads=8,
-  num_kv_heads=2,
-  head_dim=8,
-  mlp_dim=48,
-  max_length=128,
-)
-DRAFT = transformer.Transformer(
-  vocab_size=352,
-  num_layers=1,
-  dim=16,
-  num_heads=4,
-  num_kv_heads=4,
-  head_dim=8,
-  mlp_dim=24,
-  max_length=128,
-)
+TARGET = small.target(352)
+DRAFT = small.draft(352)
 # Siblings at both depths, and a node without children before one with some.
 TOPOLOGY = tree.Topology((0, 0, 0, 2, 2))
 OF = {
